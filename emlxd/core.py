@@ -1,0 +1,94 @@
+"""The values that cross from the API to a worker thread and back.
+
+All of them are frozen: a request is never changed once it is submitted, an event never once it
+is delivered. Nothing here imports anything of emlxd but the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from emlxd.errors import EmlxdError
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+Chunking = Literal["word", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits.
+
+    ``temperature`` 0 is greedy. A parameter at its default changes nothing.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation, already tokenized and checked.
+
+    ``max_tokens`` is resolved: at least 1, and the prompt plus ``max_tokens`` fits the model's
+    context. ``stop`` holds strings that end the text and are not part of it.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    chunking: Chunking = "word"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, in the sense of OpenAI's ``usage``."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a request's time went, in seconds."""
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text that became final: whole characters, past any possible stop string."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request that ended by itself."""
+
+    reason: FinishReason
+    usage: Usage
+    timing: Timing
+    stop_sequence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that could not be completed."""
+
+    error: EmlxdError
+
+
+Event = TextPiece | Finished | Failed

@@ -1,0 +1,144 @@
+"""Every error that emlxd raises on purpose.
+
+* EmlxdError
+  * RequestError                 400  the client's request is at fault
+    x ContextLengthExceeded      400
+    x AuthenticationFailed       401
+    x PermissionDenied           403
+    x ModelNotFound              404
+    x RouteNotFound              404
+    x MethodNotAllowed           405
+    x PayloadTooLarge            413
+    x UnsupportedMediaType       415
+    x QueueFull                  429
+  * ServerFault                  500  emlxd is at fault
+    x Unavailable                503  loading, overloaded, or shutting down
+  * UserError                    not an HTTP error: the command line prints it and exits
+    x ConfigError                     config.yaml, with file and line
+    x SourceError                     model files that cannot be fetched or found
+    x ModelFormatError                model files that cannot be understood
+
+``status``, ``type`` and ``code`` are what OpenAI's API uses for the same fault.
+"""
+
+from __future__ import annotations
+
+
+class EmlxdError(Exception):
+    """The root. ``message`` is safe to show to a client."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+
+
+class RequestError(EmlxdError):
+    """A request that cannot be served as it was written. ``param`` names the field at fault."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, max_context: int, *, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_context} tokens, "
+            f"but the prompt has {tokens} tokens and at least one must be left for the answer. "
+            "Shorten the prompt.",
+            param=param,
+        )
+
+
+class AuthenticationFailed(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class PermissionDenied(RequestError):
+    status = 403
+    type = "permission_error"
+
+
+class ModelNotFound(RequestError):
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model '{name}' does not exist.", param="model")
+
+
+class RouteNotFound(RequestError):
+    status = 404
+    code = "unknown_url"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class QueueFull(RequestError):
+    """The model's queue is at its limit. ``retry_after`` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ServerFault(EmlxdError):
+    """Something broke inside emlxd while it served the request."""
+
+
+class Unavailable(ServerFault):
+    """Not now: the model is loading, its worker is away, or the server is shutting down."""
+
+    status = 503
+    code = "service_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UserError(EmlxdError):
+    """A mistake in what the user gave us, shown on the command line without a traceback."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used. One line of ``problems`` each: file, line, what, expected."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class SourceError(UserError):
+    """Model files that are missing, cannot be fetched, or fail their checksum."""
+
+
+class ModelFormatError(UserError):
+    """Model files that are damaged or of a kind that emlxd does not know."""
