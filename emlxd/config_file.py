@@ -1,0 +1,328 @@
+"""Reads config.yaml and the environment into ``Settings``, or says everything that is wrong at once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource
+from pydantic_settings.exceptions import SettingsError
+
+from emlxd.config import ModelSettings, Settings
+from emlxd.errors import ConfigError
+
+Keys = tuple[str | int, ...]
+"""Where a value sits: ``("models", 0, "slots")``."""
+
+# Aliases multiply: a few hundred bytes of YAML can stand for billions of values.
+MAX_VALUES = 50_000
+
+PREFIX = "EMLXD_"
+
+_MERGE = "tag:yaml.org,2002:merge"
+_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+
+def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
+    """The settings of the file at ``path``, with overrides from ``env`` (the process's own if None).
+
+    Models come with ``defaults`` merged in; their relative ``path`` sources start at the file's
+    folder. Raises ConfigError that lists every problem of the file and the environment.
+    """
+    document = _Document(path)
+    overrides = _Overrides(os.environ if env is None else env)
+    data = _merge(document.values, overrides.values)
+    problems = document.problems + overrides.problems
+
+    def report(where: Keys, message: str) -> None:
+        if where in document.unreadable:
+            return
+        variable = overrides.variable(where)
+        if variable is None:
+            problems.append((document.line(where), f"{_dotted(where)}: {message}"))
+        else:
+            problems.append((0, f"{variable}: {message}"))
+
+    # Settings would take a key such as `_env_file` as an option of its own, so these go first.
+    for key in [key for key in data if key not in Settings.model_fields]:
+        report((key,), _unknown_key((key,)))
+        del data[key]
+    _check_names(data.get("models"), report)
+    settings = None
+    try:
+        settings = Settings(**data)
+    except ValidationError as invalid:
+        for error in invalid.errors(include_url=False):
+            report(error["loc"], _explain(error))
+    if problems or settings is None:
+        raise ConfigError(
+            [f"{path}:{line}: {text}" if line else text for line, text in sorted(problems, key=_by_line)]
+        )
+    models = (_anchor(model.with_defaults(settings.defaults), path.parent) for model in settings.models)
+    return settings.model_copy(update={"models": tuple(models)})
+
+
+class _Document:
+    """A YAML file as plain values, the line of every key, and what is wrong with the file as YAML."""
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, Any] = {}
+        self.problems: list[tuple[int, str]] = []
+        self.unreadable: set[Keys] = set()
+        self._lines: dict[Keys, int] = {(): 1}
+        self._budget = MAX_VALUES
+        # Only its constructor for scalars is used; a safe one, which knows no Python objects.
+        self._scalars = yaml.SafeLoader("")
+        try:
+            root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+            if root is None:
+                raise ConfigError([f"{path}:1: the file is empty, expected at least a list of models"])
+            if not isinstance(root, yaml.MappingNode):
+                raise ConfigError([f"{path}:{_line(root)}: found no keys, expected some such as 'models:'"])
+            self.values = self._mapping(root, ())
+        except OSError as error:
+            raise ConfigError([f"{path}: cannot read the file: {error.strerror}"]) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError([f"{path}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
+        except RecursionError:
+            raise ConfigError([f"{path}: nested too deeply, expected a few levels"]) from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark else 1
+            context = f" {error.context}" if error.context else ""
+            raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}"]) from None
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError([f"{path}: not valid YAML: {reason}"]) from None
+        if self._budget < 0:
+            raise ConfigError([f"{path}: aliases expand to over {MAX_VALUES} values, expected fewer"])
+
+    def line(self, where: Keys) -> int:
+        """The line of ``where``, or of the nearest thing around it that the file has."""
+        while where not in self._lines:
+            where = where[:-1]
+        return self._lines[where]
+
+    def _value(self, node: yaml.Node, where: Keys) -> Any:
+        self._budget -= 1
+        if self._budget < 0:
+            return None
+        self._lines.setdefault(where, _line(node))
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN:
+            problem = f"the tag {node.tag} is not allowed, expected none"
+        elif isinstance(node, yaml.MappingNode):
+            return self._mapping(node, where)
+        elif isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*where, index)) for index, item in enumerate(node.value)]
+        else:
+            try:
+                return self._scalars.construct_object(node)
+            except yaml.constructor.ConstructorError:
+                problem = f"the tag {node.tag} is not allowed, expected none"
+            except ValueError as error:
+                problem = f"{node.value!r} is not a value ({error}), expected text in quotes"
+        self.problems.append((_line(node), f"{_dotted(where)}: {problem}"))
+        self.unreadable.add(where)
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, where: Keys) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        # Merges first, so that the lines of the mapping's own keys win as their values do.
+        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _MERGE):
+            key = key_node.value
+            problem = None
+            if key_node.tag == _MERGE:
+                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                for part in parts:
+                    found = self._value(part, where)
+                    merged = found | merged if isinstance(found, dict) else merged
+            elif not isinstance(key, str):
+                problem = "found a key that is not text, expected text"
+            elif key in values:
+                first = self._lines[(*where, key)]
+                problem = f"duplicate key {key!r}, expected it once; it is also on line {first}"
+            else:
+                self._lines[(*where, key)] = _line(key_node)
+                values[key] = self._value(value_node, (*where, key))
+            if problem is not None:
+                self.problems.append((_line(key_node), f"{_dotted(where)}: {problem}"))
+        return merged | values
+
+
+class _Overrides:
+    """What the environment sets, by variable, and which of its variables are mistakes."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.values: dict[str, Any] = {}
+        self.problems: list[tuple[int, str]] = []
+        self._variables: dict[str, dict[str, Any]] = {}
+        source = EnvSettingsSource(Settings)
+        # One variable at a time, whole sections before parts of them, so that a fault has a name.
+        for name in sorted(env, key=lambda name: (name.count("__"), name)):
+            if not name.upper().startswith(PREFIX) or not env[name]:
+                continue
+            source.env_vars = {name.lower(): env[name]}
+            try:
+                found = source()
+            except SettingsError:
+                self.problems.append(
+                    (0, f"{name}: {env[name]!r} is not JSON, expected JSON for a whole section")
+                )
+                continue
+            if found:
+                self._variables[name] = found
+                self.values = _merge(self.values, found)
+            elif meant := _meant_variable(name):
+                self.problems.append((0, f"{name}: no such setting{meant}"))
+
+    def variable(self, where: Keys) -> str | None:
+        """The variable that sets ``where``, if one does. The last one applied wins."""
+        for name, values in reversed(self._variables.items()):
+            if _sets(values, where):
+                return name
+        return None
+
+
+def _meant_variable(name: str) -> str:
+    """What to say of a variable that sets nothing; empty if it does not look like a setting at all."""
+    key = name.upper().removeprefix(PREFIX).lower()
+    section = next((section for section in Settings.model_fields if key.startswith(f"{section}_")), None)
+    if section is not None:
+        return f", expected {PREFIX}{section.upper()}__{key[len(section) :].strip('_').upper()}"
+    if "__" in key:
+        return f", expected {PREFIX}SECTION__KEY" + _did_you_mean(
+            key.split("__")[0], list(Settings.model_fields)
+        )
+    return ""
+
+
+def _sets(values: Any, where: Keys) -> bool:
+    for key in where:
+        if not isinstance(values, dict):
+            return True
+        if key not in values:
+            return False
+        values = values[key]
+    return True
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``: mappings merge key by key, all else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _check_names(models: Any, report: Callable[[Keys, str], None]) -> None:
+    """Every name and alias must stand for one model."""
+    seen: dict[str, Keys] = {}
+    for where, name in _names(models):
+        if name in seen:
+            report(where, f"{name!r} is taken by {_dotted(seen[name])}, expected each name and alias once")
+        seen.setdefault(name, where)
+
+
+def _names(models: Any) -> Iterator[tuple[Keys, str]]:
+    entries = (
+        [(i, m) for i, m in enumerate(models) if isinstance(m, dict)] if isinstance(models, list) else []
+    )
+    for index, model in entries:
+        if isinstance(model.get("name"), str):
+            yield ("models", index, "name"), model["name"]
+    for index, model in entries:
+        aliases = model.get("aliases")
+        for position, alias in enumerate(aliases if isinstance(aliases, list) else []):
+            if isinstance(alias, str):
+                yield ("models", index, "aliases", position), alias
+
+
+def _anchor(model: ModelSettings, folder: Path) -> ModelSettings:
+    """The model with its ``path`` source made absolute: ``~`` is the home, relative starts at ``folder``."""
+    if model.source.path is None:
+        return model
+    path = folder.absolute() / os.path.expanduser(model.source.path)
+    return model.model_copy(update={"source": model.source.model_copy(update={"path": path})})
+
+
+_EXPECTED = {
+    "missing": "the key is missing, expected it here",
+    "int_type": "{input} is not a whole number, expected a whole number",
+    "int_parsing": "{input} is not a whole number, expected a whole number",
+    "int_from_float": "{input} is not a whole number, expected a whole number",
+    "float_type": "{input} is not a number, expected a number",
+    "float_parsing": "{input} is not a number, expected a number",
+    "finite_number": "{input} is not finite, expected a number",
+    "bool_type": "{input} is not a switch, expected true or false",
+    "bool_parsing": "{input} is not a switch, expected true or false",
+    "string_type": "{input} is not text, expected text (in quotes if it looks like a number)",
+    "path_type": "{input} is not a path, expected text",
+    "tuple_type": "{input} is not a list, expected a list",
+    "model_type": "{input} is not a section, expected keys and values",
+    "literal_error": "{input} is not known, expected {expected}",
+    "greater_than_equal": "{input} is out of range, expected at least {ge}",
+    "greater_than": "{input} is out of range, expected more than {gt}",
+    "less_than_equal": "{input} is out of range, expected at most {le}",
+    "less_than": "{input} is out of range, expected less than {lt}",
+    "value_error": "{error}",
+}
+
+
+def _explain(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(error["loc"])
+    template = _EXPECTED.get(error["type"])
+    if template is None:
+        return error["msg"]
+    return template.format(input=_short(error["input"]), **error.get("ctx", {}))
+
+
+def _short(value: Any) -> str:
+    """A value as the file would show it."""
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _unknown_key(where: Keys) -> str:
+    known = _keys_of(where[:-1])
+    return f"unknown key, expected one of {', '.join(known)}{_did_you_mean(str(where[-1]), known)}"
+
+
+def _keys_of(where: Keys) -> list[str]:
+    """The keys that the section at ``where`` may have."""
+    kind: Any = Settings
+    for key in where:
+        kind = get_args(kind)[0] if isinstance(key, int) else kind.model_fields[key].annotation
+    return list(kind.model_fields)
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _dotted(where: Keys) -> str:
+    """``models[0].slots``"""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
+    return text.removeprefix(".") or "the file"
+
+
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
+
+def _by_line(problem: tuple[int, str]) -> int:
+    return problem[0]
