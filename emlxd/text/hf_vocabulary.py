@@ -1,0 +1,100 @@
+"""A tokenizer from a Hugging Face model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from emlxd.errors import ModelFormatError
+from emlxd.text.vocabulary import Vocabulary, add_bos_and_eos
+
+
+def load(folder: Path) -> Vocabulary:
+    """Raises ModelFormatError if tokenizer.json is missing or a file in ``folder`` is damaged."""
+    config = _read_json(folder / "tokenizer_config.json")
+    backend = _read_backend(folder)
+    specials = {
+        **_special_tokens(_read_json(folder / "special_tokens_map.json")),
+        **_special_tokens(config),
+    }
+    bos, eos = specials.get("bos_token"), specials.get("eos_token")
+    if "add_bos_token" in config or "add_eos_token" in config:
+        add_bos_and_eos(
+            backend,
+            bos if config.get("add_bos_token") else None,
+            eos if config.get("add_eos_token") else None,
+        )
+    return Vocabulary(
+        backend,
+        bos_id=backend.token_to_id(bos) if bos else None,
+        eos_ids=_end_ids(folder, backend.token_to_id(eos) if eos else None),
+        special_tokens=specials,
+        chat_templates=_chat_templates(folder, config),
+    )
+
+
+def _read_backend(folder: Path) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFormatError(f"{folder} has no tokenizer, expected the file tokenizer.json in it")
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ModelFormatError(f"{path} is not a tokenizer that can be read: {error}") from error
+    # Limits saved during training would cut prompts without a word.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelFormatError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Each ``*_token`` entry, written as a string or as an object with ``content``."""
+    contents = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _end_ids(folder: Path, eos_id: int | None) -> frozenset[int]:
+    """What the tokenizer calls EOS, and all that generation stops at (an id or a list of them)."""
+    ids = _read_json(folder / "generation_config.json").get("eos_token_id")
+    if ids is None:
+        config = _read_json(folder / "config.json")
+        ids = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset(id for id in [*listed, eos_id] if id is not None)
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Later sources win: tokenizer_config.json, chat_template.json, the .jinja files."""
+    sources = [config.get("chat_template"), _read_json(folder / "chat_template.json").get("chat_template")]
+    templates: dict[str, str] = {}
+    for source in sources:
+        if isinstance(source, str):
+            templates["default"] = source
+        elif isinstance(source, list):
+            templates |= {entry["name"]: entry["template"] for entry in source}
+    main = folder / "chat_template.jinja"
+    if main.is_file():
+        templates["default"] = main.read_text("utf-8")
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        templates[path.stem] = path.read_text("utf-8")
+    return templates
