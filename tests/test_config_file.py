@@ -168,6 +168,11 @@ models:
     assert (second.name, second.slots, second.max_queue) == ("b", 3, 7)
 
 
+def test_a_key_beside_a_merge_keeps_its_own_line(write):
+    path = write("server: &s {port: 1}\nlog:\n  port: 2\n  <<: *s\n")
+    assert problems(path)[0].startswith("config.yaml:3: log.port: ")
+
+
 # Mistakes in the file
 
 MISTAKES = {
@@ -267,6 +272,10 @@ MISTAKES = {
     "package without version": (
         "models:\n  - name: a\n    source: {pypi: a, file: x}\n",
         "config.yaml:3: models[0].source.pypi: 'a' is malformed, expected package==version",
+    ),
+    "a file outside of its package": (
+        "models:\n  - name: a\n    source: {pypi: a==1, file: x/../../y}\n",
+        "config.yaml:3: models[0].source.file: 'x/../../y' leads elsewhere, expected a path inside ",
     ),
     "an option for a package": (
         "models:\n  - name: a\n    source: {pypi: --pre==1, file: x}\n",
@@ -385,3 +394,8 @@ def test_a_bad_override_names_its_variable(write, name: str, value: str, expecte
 def test_a_fault_of_the_file_is_not_blamed_on_an_override_beside_it(write):
     found = problems(write("server:\n  heartbeat: x\n"), {"EMLXD_SERVER": '{"port": 1}'})
     assert found[0].startswith("config.yaml:2: server.heartbeat: ")
+
+
+def test_the_more_exact_of_two_variables_is_blamed(write):
+    found = problems(write("log: {}"), {"EMLXD_SERVER__PORT": "x", "EMLXD_SERVER": '{"port": 1}'})
+    assert found[0].startswith("EMLXD_SERVER__PORT: ")
