@@ -34,6 +34,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded model is and can take.
+
+    ``max_context`` is in tokens, prompt and answer together. ``sampling`` and ``stream_chunks``
+    are what a request gets that does not ask for anything else.
+    """
+
+    architecture: str
+    max_context: int
+    slots: int
+    vocab_size: int
+    sampling: SamplingParams
+    stream_chunks: Chunking = "word"
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One generation, already tokenized and checked.
 

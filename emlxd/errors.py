@@ -8,6 +8,7 @@
     x ModelNotFound              404
     x RouteNotFound              404
     x MethodNotAllowed           405
+    x RequestTimedOut            408
     x PayloadTooLarge            413
     x UnsupportedMediaType       415
     x QueueFull                  429
@@ -85,6 +86,13 @@ class RouteNotFound(RequestError):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+
+
+class RequestTimedOut(RequestError):
+    """The client did not send its body in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class PayloadTooLarge(RequestError):

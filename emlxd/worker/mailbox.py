@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from emlxd.core import Event, Failed, Finished, GenerateRequest
+from emlxd.errors import EmlxdError
 
 
 class Generation:
@@ -41,6 +42,12 @@ class Generation:
         """Stop generating. Nothing more needs to be read."""
         if not self._ended:
             self._cancel(self.request.id)
+
+    def fail(self, error: EmlxdError) -> None:
+        """End it from the reader's side: its next unread event is ``Failed``. Works without the worker."""
+        self.cancel()
+        self._events.append(Failed(error))
+        self._arrived.set()
 
     def _deliver(self, events: list[Event]) -> None:
         self._events.extend(events)

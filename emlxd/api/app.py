@@ -1,0 +1,52 @@
+"""The Quart app: its routes, and each default of Quart's that a long stream or an API client minds."""
+
+from __future__ import annotations
+
+from quart import Quart, Response, request
+from werkzeug.exceptions import MethodNotAllowed
+
+from emlxd.api import chat, completions, errors, health, models
+from emlxd.api.drain import Drain
+from emlxd.api.exchange import ExchangeMiddleware, current_exchange
+from emlxd.api.surface import Registry, Services
+from emlxd.config import Settings
+from emlxd.metrics import Metrics
+
+# A route family is a module with ``routes(services) -> Blueprint`` and a row here.
+FAMILIES = (chat, completions, models, health)
+
+
+def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: Drain | None = None) -> Quart:
+    """``drain`` is given by who wants to end the server gracefully."""
+    services = Services(registry, settings, metrics, drain or Drain())
+    app = Quart("emlxd", static_folder=None)
+    app.config.update(
+        RESPONSE_TIMEOUT=None,  # a stream takes as long as it takes
+        BODY_TIMEOUT=None,  # api.body has its own, which also covers reading in parts
+        MAX_CONTENT_LENGTH=None,  # api.body keeps the limit: it swallows the rest and answers in our shape
+        PROPAGATE_EXCEPTIONS=False,  # also under a debugger: a client gets JSON, never a traceback
+        PROVIDE_AUTOMATIC_OPTIONS=False,  # its answer is typed text/html
+    )
+    app.url_map.strict_slashes = False  # /v1/models/ is /v1/models: a redirect would be HTML and lose bodies
+    app.url_map.merge_slashes = False  # and so would the one from //v1/models
+    for family in FAMILIES:
+        app.register_blueprint(family.routes(services))
+    app.before_request(_note_route)
+    app.before_request(_answer_options)
+    errors.install(app)
+    app.asgi_app = ExchangeMiddleware(app.asgi_app, metrics)  # type: ignore[method-assign]
+    return app
+
+
+async def _note_route() -> None:
+    if request.url_rule is not None:
+        current_exchange().route = request.url_rule.rule
+
+
+async def _answer_options() -> Response | None:
+    """OPTIONS on a path that exists: which methods it has."""
+    refused = request.routing_exception
+    if request.method != "OPTIONS" or not isinstance(refused, MethodNotAllowed):
+        return None
+    methods = sorted({*(refused.valid_methods or ()), "OPTIONS"})
+    return Response(status=204, headers={"Allow": ", ".join(methods)})

@@ -1,0 +1,60 @@
+"""A request's body as a JSON object, or a 4xx that says what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from quart import request
+
+from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, UnsupportedMediaType
+
+BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
+
+
+async def read_object(max_bytes: int) -> dict[str, Any]:
+    """Raises RequestError (400), RequestTimedOut, PayloadTooLarge and UnsupportedMediaType."""
+    _check_headers()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            data = await _read(max_bytes)
+    except TimeoutError:
+        raise RequestTimedOut(f"The request body did not arrive within {BODY_TIMEOUT:.0f} seconds.") from None
+    if not data:
+        raise RequestError("The request body is empty; expected a JSON object.")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"The request body must be a JSON object, not {json_type(value)}.")
+    return value
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls the type of ``value``, with an article."""
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
+    return "null" if value is None else names.get(type(value), "an object")
+
+
+def _check_headers() -> None:
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding != "identity":
+        raise UnsupportedMediaType(f"Content-Encoding '{encoding}' is not supported; send the body as it is.")
+    # A body without a type is taken as JSON, since nothing else is served.
+    mimetype = request.mimetype
+    if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
+        raise UnsupportedMediaType(f"Content-Type '{mimetype}' is not supported; send 'application/json'.")
+
+
+async def _read(max_bytes: int) -> bytes:
+    data = bytearray()
+    too_large = PayloadTooLarge(f"The request body is larger than {max_bytes} bytes, this server's limit.")
+    if (request.content_length or 0) > max_bytes:
+        raise too_large
+    async for part in request.body:
+        data += part
+        if len(data) > max_bytes:
+            raise too_large
+    return bytes(data)

@@ -1,0 +1,46 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from quart import Blueprint, Response
+
+from emlxd.api.body import read_object
+from emlxd.api.exchange import current_exchange
+from emlxd.api.fields import validate
+from emlxd.api.generate import Prompt, lease, submit
+from emlxd.api.render import Answer, ChatRenderer, envelope
+from emlxd.api.respond import respond
+from emlxd.api.schema import ChatBody
+from emlxd.api.surface import Services, Worker
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("chat", __name__)
+    server = services.settings.server
+
+    @blueprint.post("/v1/chat/completions")
+    async def create_chat_completion() -> Response:
+        body = validate(ChatBody, await read_object(server.max_body_bytes))
+        worker = await lease(services, body.model)
+        prompt = await chat_prompt(worker, body)
+        sources = submit(services, worker, [prompt], body, body.token_limit)
+        renderer = ChatRenderer(
+            envelope("chatcmpl", current_exchange().id, worker.name),
+            [Answer() for _ in sources],
+            n=len(sources),
+            include_usage=body.include_usage,
+        )
+        return await respond(renderer, sources, stream=bool(body.stream), heartbeat=server.heartbeat)
+
+    return blueprint
+
+
+async def chat_prompt(worker: Worker, body: ChatBody) -> Prompt:
+    """The conversation as the model's chat template writes it, in tokens."""
+    tokens = await worker.encode_chat(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.begins,
+        continue_final_message=body.continues,
+        **(body.chat_template_kwargs or {}),
+    )
+    return Prompt(tokens, "messages")

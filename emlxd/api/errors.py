@@ -1,0 +1,94 @@
+"""Every exception becomes OpenAI's error body here, and nowhere else.
+
+| exception                         | status | answer                                     |
+|-----------------------------------|--------|--------------------------------------------|
+| an EmlxdError                     | its own| its message, type, code, param             |
+| werkzeug's 404, 405, 413          | same   | RouteNotFound, MethodNotAllowed (+ Allow), PayloadTooLarge |
+| any other HTTP error of werkzeug  | same   | its description, as a RequestError         |
+| anything else                     | 500    | a fixed message; the traceback is logged   |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import structlog
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
+
+from emlxd.errors import (
+    EmlxdError,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    QueueFull,
+    RequestError,
+    RouteNotFound,
+    ServerFault,
+    Unavailable,
+)
+
+SWALLOW_TIMEOUT = 5.0  # seconds given to a client that still sends the body of a refused request
+
+_log = structlog.get_logger("emlxd.http")
+
+
+def error_object(error: EmlxdError) -> dict[str, Any]:
+    """OpenAI's error body: all four keys, always."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_bytes(error: EmlxdError) -> bytes:
+    return orjson.dumps(error_object(error))
+
+
+def translate(exception: Exception) -> EmlxdError:
+    """The error to show for ``exception``. What nobody foresaw is logged and shown as a plain 500."""
+    if isinstance(exception, EmlxdError):
+        return exception
+    if isinstance(exception, HTTPException) and exception.code is not None and exception.code < 500:
+        return _from_werkzeug(exception)
+    _log.error("unexpected error", exc_info=exception)
+    return ServerFault("The server had an error while it processed the request. It has been logged.")
+
+
+def _from_werkzeug(exception: HTTPException) -> EmlxdError:
+    match exception.code:
+        case 404:
+            return RouteNotFound(f"Unknown request URL: {request.method} {request.path}.")
+        case 405:
+            return MethodNotAllowed(f"Not allowed to {request.method} on {request.path}.")
+        case 413:
+            return PayloadTooLarge("The request body is too large.")
+        case code:
+            error = RequestError(exception.description or exception.name)
+            error.status = code or error.status
+            return error
+
+
+async def _swallow_body() -> None:
+    """A close with data unread resets the connection, and the client never sees the answer."""
+    try:
+        async with asyncio.timeout(SWALLOW_TIMEOUT):
+            async for _ in request.body:
+                pass
+    except TimeoutError:
+        return
+
+
+def install(app: Quart) -> None:
+    """Make ``app`` answer every error with JSON."""
+
+    async def answer(exception: Exception) -> Response:
+        error = translate(exception)
+        await _swallow_body()
+        response = Response(error_bytes(error), error.status, content_type="application/json")
+        if isinstance(exception, WerkzeugMethodNotAllowed):
+            response.headers["Allow"] = ", ".join(sorted({*(exception.valid_methods or ()), "OPTIONS"}))
+        if isinstance(error, QueueFull | Unavailable):
+            response.headers["Retry-After"] = str(error.retry_after)
+        return response
+
+    app.register_error_handler(Exception, answer)

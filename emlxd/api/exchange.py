@@ -1,0 +1,128 @@
+"""One HTTP exchange, from its headers to the last byte of its answer, whatever way it ends.
+
+Quart forgets a request when its handler returns, which for a stream is before the first chunk;
+and a handler cancelled between two awaits runs no ``finally`` of a generator that it only just
+made. So what a request holds (a leased worker, a running generation) hangs on ``cleanup``, which
+this middleware closes when the exchange is over: answered, failed, or the client gone.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import structlog
+from hypercorn.typing import (
+    ASGIFramework,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    HTTPScope,
+    Scope,
+)
+from quart import request
+
+from emlxd.api.errors import error_bytes, translate
+from emlxd.errors import RouteNotFound
+from emlxd.metrics import Metrics
+
+CLIENT_CLOSED = 499  # nginx's number for a client that left before the answer began
+_KEY = "emlxd.exchange"
+_log = structlog.get_logger("emlxd.http")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """``route`` is the URL template, not the path: it labels metrics, so its values are few."""
+
+    method: str
+    started: float = field(default_factory=time.perf_counter)
+    id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
+    cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)
+    route: str = "unmatched"
+    status: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+def current_exchange() -> Exchange:
+    """The exchange of the request that the calling handler serves."""
+    return cast(Exchange, cast(dict[str, Any], request.scope)[_KEY])
+
+
+class ExchangeMiddleware:
+    """Opens an exchange for each HTTP request, counts it, and lets no error out unanswered."""
+
+    def __init__(self, app: ASGIFramework, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        if scope["type"] == "websocket":
+            await _refuse_websocket(scope["path"], send)
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
+        exchange = Exchange(scope["method"])
+        cast(dict[str, Any], scope)[_KEY] = exchange
+        try:
+            async with exchange.cleanup:
+                await self._answer(exchange, scope, receive, send)
+        finally:
+            self._finish(exchange, scope)
+
+    async def _answer(
+        self, exchange: Exchange, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        async def noting_send(event: ASGISendEvent) -> None:
+            if event["type"] == "http.response.start":
+                exchange.status = event["status"]
+                event["headers"] = [*event["headers"], (b"x-request-id", exchange.id.encode())]
+            await send(event)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        except Exception as exception:
+            if exchange.status is not None:
+                raise
+            await _send_error(noting_send, exception)
+
+    def _finish(self, exchange: Exchange, scope: HTTPScope) -> None:
+        status = exchange.status or CLIENT_CLOSED
+        self._metrics.http_request(exchange.route, exchange.method, status, exchange.seconds)
+        _log.info(
+            "request",
+            id=exchange.id,
+            method=exchange.method,
+            path=scope["path"],
+            status=status,
+            seconds=round(exchange.seconds, 4),
+        )
+
+
+async def _send_error(send: ASGISendCallable, exception: Exception) -> None:
+    """Answer for an error that Quart did not: one in its own handling of the request."""
+    error = translate(exception)
+    body = error_bytes(error)
+    await send({"type": "http.response.start", "status": error.status, "headers": _json_headers(body)})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _refuse_websocket(path: str, send: ASGISendCallable) -> None:
+    error = RouteNotFound(f"No websocket at {path}.")
+    body = error_bytes(error)
+    await send(
+        {"type": "websocket.http.response.start", "status": error.status, "headers": _json_headers(body)}
+    )
+    await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+
+
+def _json_headers(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

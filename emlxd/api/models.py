@@ -1,0 +1,39 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quart import Blueprint, Response
+
+from emlxd.api.render import json_response
+from emlxd.api.surface import ModelEntry, Registry, Services
+from emlxd.errors import ModelNotFound
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("models", __name__)
+
+    @blueprint.get("/v1/models")
+    async def list_models() -> Response:
+        return json_response({"object": "list", "data": list(model_objects(services.registry).values())})
+
+    @blueprint.get("/v1/models/<path:model>")
+    async def retrieve_model(model: str) -> Response:
+        found = model_objects(services.registry).get(model)
+        if found is None:
+            raise ModelNotFound(model)
+        return json_response(found)
+
+    return blueprint
+
+
+def model_objects(registry: Registry) -> dict[str, dict[str, Any]]:
+    """Every name that ``model`` may have in a request, aliases too, with its object."""
+    return {
+        name: model_object(name, entry) for entry in registry.models for name in (entry.name, *entry.aliases)
+    }
+
+
+def model_object(name: str, entry: ModelEntry) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": entry.created, "owned_by": "emlxd"}

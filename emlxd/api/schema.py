@@ -1,0 +1,170 @@
+"""The request bodies of /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from emlxd.api.body import json_type
+from emlxd.api.fields import Body, GenerationBody
+
+# Names that the template call gives itself; ``chat_template_kwargs`` must not give them again.
+TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+PART_KINDS = ("text", "refusal")  # each has its text under its own name
+
+
+def _check_part(part: Any, place: int) -> None:
+    if not isinstance(part, dict):
+        raise _part_error(f"part {place} must be an object, not {json_type(part)}")
+    kind = part.get("type")
+    if kind not in PART_KINDS:
+        raise _part_error(f"part {place} has type {kind!r}, but this model reads text only")
+    if not isinstance(part.get(kind), str):
+        raise _part_error(f"part {place} needs '{kind}', a string")
+
+
+def _part_error(problem: str) -> PydanticCustomError:
+    return PydanticCustomError("part", "{problem}", {"problem": problem})
+
+
+def _content(value: Any) -> Any:
+    """A string, null, or a list of text parts."""
+    if isinstance(value, list):
+        if not value:
+            raise _part_error("expected at least one part")
+        for place, part in enumerate(value):
+            _check_part(part, place)
+    elif not isinstance(value, str | None):
+        raise PydanticCustomError("content_type", "expected a string or an array of parts")
+    return value
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Body):
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: Annotated[Any, BeforeValidator(_content)] = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Message:
+        says = self.content is not None
+        if self.role == "assistant":
+            says = says or bool(self.tool_calls or self.function_call or self.refusal is not None)
+        if not says:
+            raise PydanticCustomError("missing_field", "missing", {"field": "content"})
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("missing_field", "missing", {"field": "tool_call_id"})
+        if self.role == "function" and self.name is None:
+            raise PydanticCustomError("missing_field", "missing", {"field": "name"})
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """What the client set, in OpenAI's shape. The template's own wishes are text.chat_template's."""
+        message = self.model_dump(exclude_none=True)
+        if self.content is None and self.refusal is not None:
+            message["content"] = message.pop("refusal")
+        return message
+
+    @property
+    def is_prefill(self) -> bool:
+        """An answer begun by the client, as the last message: it is to be continued."""
+        return self.role == "assistant" and bool(self.content) and not self.tool_calls
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _no_reserved_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if taken := TEMPLATE_NAMES & (value or {}).keys():
+            raise PydanticCustomError(
+                "reserved", "'{name}' is not for chat_template_kwargs", {"name": min(taken)}
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _continue_or_begin(self) -> ChatBody:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "both", "not together with 'add_generation_prompt'", {"field": "continue_final_message"}
+            )
+        return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is to be continued instead of answered."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.messages[-1].is_prefill and self.add_generation_prompt is None
+
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt ends with the head of a new answer."""
+        return not self.continues if self.add_generation_prompt is None else self.add_generation_prompt
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int
+
+
+def _prompts(value: Any) -> Any:
+    """One prompt or many, as text or token ids, to a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(map(_is_token, value)):
+            return [value]
+        if all(isinstance(prompt, str) for prompt in value):
+            return value
+        if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
+            return value
+    raise PydanticCustomError(
+        "prompt", "expected a string, an array of strings, an array of token ids, or an array of those"
+    )
+
+
+class CompletionBody(GenerationBody):
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise PydanticCustomError(
+                "best_of", "only 'best_of' equal to 'n' is supported", {"field": "best_of"}
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        return self.prompt
+
+    @property
+    def token_limit(self) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens

@@ -1,0 +1,64 @@
+"""Server-sent events: framing, heartbeats, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import orjson
+from quart import Response
+
+from emlxd.api.errors import error_object, translate
+from emlxd.api.generate import Choices, Said
+from emlxd.api.render import Renderer
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": keep-alive\n\n"  # a comment: every SSE reader skips it
+
+Frame = Callable[[Mapping[str, Any]], bytes]
+
+
+def data_frame(value: Mapping[str, Any]) -> bytes:
+    """One event without a name, as OpenAI's chat and completion streams use them."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def stream_response(
+    renderer: Renderer, choices: Choices, heartbeat: float, *, frame: Frame = data_frame, last: bytes = DONE
+) -> Response:
+    """A response that sends each event as it comes. ``heartbeat`` in seconds, 0 for none."""
+    response = Response(
+        _frames(renderer, choices, heartbeat, frame, last), content_type="text/event-stream; charset=utf-8"
+    )
+    response.timeout = None
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"  # nginx would hold the words back
+    return response
+
+
+async def _frames(
+    renderer: Renderer, choices: Choices, heartbeat: float, frame: Frame, last: bytes
+) -> AsyncIterator[bytes]:
+    """A failure after the headers can only be told in the stream: an error event, then the end."""
+    try:
+        yield b"".join(map(frame, renderer.start()))
+        async for beat in _with_heartbeat(choices, heartbeat):
+            yield HEARTBEAT if beat is None else b"".join(map(frame, renderer.event(*beat)))
+        yield b"".join(map(frame, renderer.end())) + last
+    except Exception as exception:
+        yield frame(error_object(translate(exception)))
+
+
+async def _with_heartbeat(choices: Choices, heartbeat: float) -> AsyncIterator[tuple[int, Said] | None]:
+    """What comes from ``choices``, and None for each ``heartbeat`` seconds without anything."""
+    while True:
+        try:
+            async with asyncio.timeout(heartbeat or None):
+                event = await choices.__anext__()
+        except TimeoutError:
+            yield None
+        except StopAsyncIteration:
+            return
+        else:
+            yield event

@@ -1,0 +1,82 @@
+"""What the API needs of the registry and of a worker, and what its routes share.
+
+The registry and the worker fit these protocols; so do the fakes in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from emlxd.api.drain import Drain
+from emlxd.config import Settings
+from emlxd.core import GenerateRequest, ModelInfo
+from emlxd.metrics import Metrics
+from emlxd.worker.mailbox import Generation
+
+
+class Tokenizer(Protocol):
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Worker(Protocol):
+    """A loaded model. ``name`` is its name in the registry, never an alias."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Raises RequestError when the model has no chat template or the template refuses."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Raises QueueFull and Unavailable."""
+
+
+class ModelEntry(Protocol):
+    """A row of the registry, loaded or not. ``created`` is in Unix seconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def aliases(self) -> Sequence[str]: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+
+
+class Registry(Protocol):
+    @property
+    def models(self) -> Sequence[ModelEntry]: ...
+    @property
+    def ready(self) -> bool:
+        """Every model that should be loaded answers."""
+
+    def lease(self, name: str) -> AbstractAsyncContextManager[Worker]:
+        """A worker that stays loaded while it is held. Raises ModelNotFound and Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a route works with."""
+
+    registry: Registry
+    settings: Settings
+    metrics: Metrics
+    drain: Drain

@@ -1,0 +1,256 @@
+"""POST /v1/chat/completions through OpenAI's own client, held to its types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+
+from emlxd.api.fields import NOT_IMPLEMENTED
+from emlxd.api.schema import ChatBody
+from tests.api.conftest import Server, start_server
+from tests.api.strict import assert_known_fields
+from tests.fakes import FakeRegistry, FakeWorker
+
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+SAID = "one two three four five six"
+
+
+async def test_whole_answer(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="org/fake-1b", messages=HELLO)
+    assert_known_fields(answer)
+    ChatCompletion.model_validate(answer.model_dump(), strict=True)
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion"
+    assert answer.model == "org/fake-1b"
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "stop", None)
+    assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", SAID, None)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("user:hi\n"), 6)
+    assert answer.usage.total_tokens == len("user:hi\n") + 6
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+
+
+async def test_required_keys_are_present(http: httpx.AsyncClient) -> None:
+    """The SDK fills in missing keys with None; the wire must have them."""
+    response = await http.post("/v1/chat/completions", json={"model": "fake", "messages": HELLO})
+    (choice,) = response.json()["choices"]
+    assert choice.keys() == {"index", "message", "finish_reason", "logprobs"}
+    assert choice["message"].keys() == {"role", "content", "refusal"}
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"].startswith("req_")
+
+
+async def stream(client: openai.AsyncOpenAI, **fields: Any) -> list[ChatCompletionChunk]:
+    fields = {"model": "fake", "messages": HELLO} | fields
+    chunks = [chunk async for chunk in await client.chat.completions.create(stream=True, **fields)]
+    for chunk in chunks:
+        assert_known_fields(chunk)
+        ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in chunks}) == 1
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    return chunks
+
+
+async def test_stream_order(client: openai.AsyncOpenAI) -> None:
+    chunks = await stream(client)
+    deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
+    words = ["one", " two", " three", " four", " five", " six"]
+    assert deltas == [{"role": "assistant", "content": ""}, *({"content": word} for word in words), {}]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 7 + ["stop"]
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
+
+
+async def test_usage_chunk_only_when_asked(client: openai.AsyncOpenAI) -> None:
+    chunks = await stream(client, stream_options={"include_usage": True})
+    *before, last = chunks
+    assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 6
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in before)
+    assert before[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_token_limit(client: openai.AsyncOpenAI, field: str, streams: bool) -> None:
+    fields: dict[str, Any] = {"model": "fake", "messages": HELLO, field: 2}
+    if streams:
+        chunks = await stream(client, **fields)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        answer = await client.chat.completions.create(**fields)
+        text, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
+    assert (text, reason) == ("one two", "length")
+
+
+async def test_max_completion_tokens_supersedes(server: Server, client: openai.AsyncOpenAI) -> None:
+    await client.chat.completions.create(model="fake", messages=HELLO, max_tokens=5, max_completion_tokens=3)
+    assert server.worker.submitted[-1].max_tokens == 3
+
+
+@pytest.mark.parametrize("limit", [None, 1_000_000])
+async def test_limit_is_clamped_to_the_context(
+    server: Server, client: openai.AsyncOpenAI, limit: int | None
+) -> None:
+    await client.chat.completions.create(model="fake", messages=HELLO, max_tokens=limit)
+    assert server.worker.submitted[-1].max_tokens == 1000 - len("user:hi\n")
+
+
+async def test_zero_tokens(server: Server, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, max_tokens=0)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "length")
+    assert answer.usage is not None and answer.usage.completion_tokens == 0
+    chunks = await stream(client, max_tokens=0)
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "length"]
+    assert server.worker.submitted == []
+
+
+async def test_stop_is_passed_on(server: Server, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, stop=[" four", "e f"])
+    assert server.worker.submitted[-1].stop == (" four", "e f")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one two thre", "stop")
+    assert answer.usage is not None and answer.usage.completion_tokens == 6
+    chunks = await stream(client, stop=" four")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_n_choices(server: Server, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, n=3, seed=5)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [
+        (index, SAID) for index in range(3)
+    ]
+    assert [request.sampling.seed for request in server.worker.submitted] == [5, 6, 7]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("user:hi\n"), 18)
+    chunks = await stream(client, n=3)
+    for index in range(3):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert mine[0].delta.role == "assistant" and mine[-1].finish_reason == "stop"
+        assert "".join(choice.delta.content or "" for choice in mine) == SAID
+
+
+async def test_sampling(server: Server, client: openai.AsyncOpenAI) -> None:
+    """What is absent or null is the model's default; what is given is taken, 0 included."""
+    await client.chat.completions.create(model="fake", messages=HELLO)
+    defaults = server.worker.submitted[-1].sampling
+    assert defaults == server.worker.info.sampling
+    await client.chat.completions.create(
+        model="fake",
+        messages=HELLO,
+        temperature=0,
+        top_p=1,
+        seed=0,
+        extra_body={"top_k": -1, "min_p": 0.25, "stream_chunks": "token"},
+    )
+    request = server.worker.submitted[-1]
+    params = request.sampling
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0, 1, 0, 0.25, 0)
+    assert request.chunking == "token"
+    await client.chat.completions.create(model="fake", messages=HELLO, top_p=0)
+    assert server.worker.submitted[-1].sampling.greedy
+
+
+# Hints for OpenAI's caches, accounts and abuse checks, and how tools may be called (tools has its row).
+WITHOUT_EFFECT = {
+    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "user",
+}  # fmt: skip
+OPENAI_FIELDS = set(CompletionCreateParamsBase.__annotations__)
+
+
+def test_every_field_of_openai_has_a_place() -> None:
+    assert OPENAI_FIELDS - set(ChatBody.model_fields) - set(NOT_IMPLEMENTED) == WITHOUT_EFFECT
+
+
+async def test_every_optional_field_may_be_null(http: httpx.AsyncClient) -> None:
+    names = {*OPENAI_FIELDS, *ChatBody.model_fields, *NOT_IMPLEMENTED}
+    body = dict.fromkeys(names) | {"model": "fake", "messages": HELLO}
+    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient) -> None:
+    body = {
+        "model": "fake", "messages": HELLO, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {},
+        "logprobs": False, "n": 1, "response_format": {"type": "text"}, "store": False, "tools": [],
+        "tool_choice": "auto", "service_tier": "auto", "modalities": ["text"], "metadata": {"a": "b"},
+        "user": "me", "parallel_tool_calls": True, "no_such_field": {"x": 1}, "stop": [],
+    }  # fmt: skip
+    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_alias_resolves(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake", messages=HELLO)
+    assert answer.model == "org/fake-1b"
+
+
+async def test_messages_reach_the_template(server: Server, client: openai.AsyncOpenAI) -> None:
+    """All roles, text parts in order, and a call without content that is not dropped."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages: list[Any] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": parts},
+        {"role": "user", "content": parts, "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": parts, "tool_call_id": "call_1"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "user", "content": "go on", "unknown": 1},
+    ]
+    await client.chat.completions.create(model="fake", messages=messages)
+    sent = server.worker.chats[-1]["messages"]
+    assert sent[:3] == messages[:3]
+    assert sent[3] == {"role": "assistant", "tool_calls": [call]}
+    assert sent[4] == messages[4]
+    assert sent[5] == {"role": "assistant", "content": "no"}
+    assert sent[6] == {"role": "user", "content": "go on"}
+
+
+PREFILL = [*HELLO, {"role": "assistant", "content": "Sure"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "begins", "continues"),
+    [
+        (HELLO, {}, True, False),
+        (PREFILL, {}, False, True),
+        (PREFILL, {"add_generation_prompt": True}, True, False),
+        (PREFILL, {"continue_final_message": False}, True, False),
+        (HELLO, {"add_generation_prompt": False}, False, False),
+        (HELLO, {"continue_final_message": True}, False, True),
+        ([*HELLO, {"role": "assistant", "content": ""}], {}, True, False),
+    ],
+)
+async def test_prefill(
+    server: Server,
+    client: openai.AsyncOpenAI,
+    messages: list[Any],
+    fields: dict[str, bool],
+    begins: bool,
+    continues: bool,
+) -> None:
+    await client.chat.completions.create(model="fake", messages=messages, extra_body=fields)
+    chat = server.worker.chats[-1]
+    assert (chat["begins"], chat["continues"]) == (begins, continues)
+
+
+async def test_chat_template_kwargs(server: Server, client: openai.AsyncOpenAI) -> None:
+    await client.chat.completions.create(
+        model="fake", messages=HELLO, extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+    )
+    assert server.worker.chats[-1]["kwargs"] == {"enable_thinking": False}
+
+
+async def test_more_choices_than_the_queue_takes_start_none() -> None:
+    worker = FakeWorker(max_running=2)
+    worker.gate.clear()
+    async with start_server(FakeRegistry(worker)) as server, httpx.AsyncClient(base_url=server.url) as http:
+        response = await http.post("/v1/chat/completions", json={"model": "fake", "messages": HELLO, "n": 3})
+        assert response.status_code == 429
+        await worker.idle.wait()
+        assert len(worker.cancelled) == 2

@@ -1,0 +1,182 @@
+"""Stand-ins for a registry and its workers: no model, no thread, no clock.
+
+A fake model reads its prompt byte by byte and answers ``one two three ...`` word by word. A test
+can change the words, hold the worker at a gate, or make it fail, and asks it what it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from emlxd.core import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    SamplingParams,
+    TextPiece,
+    Timing,
+    Usage,
+)
+from emlxd.errors import EmlxdError, ModelNotFound, QueueFull
+from emlxd.worker.mailbox import Generation
+
+WORDS = ("one", " two", " three", " four", " five", " six")
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+def fake_info(**changes: Any) -> ModelInfo:
+    defaults: dict[str, Any] = {
+        "architecture": "fake",
+        "max_context": 1000,
+        "slots": 4,
+        "vocab_size": 256,
+        "sampling": SamplingParams(temperature=0.7, top_p=0.9, top_k=40),
+    }
+    return ModelInfo(**defaults | changes)
+
+
+@dataclass
+class FakeWorker:
+    """Fails with ``failure`` after ``fail_after`` words; waits for ``gate`` after ``free`` events."""
+
+    name: str = "org/fake-1b"
+    info: ModelInfo = field(default_factory=fake_info)
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    words: Sequence[str] = WORDS
+    failure: EmlxdError | None = None
+    fail_after: int = 0
+    free: int = 0
+    max_running: int = 256
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.chats: list[dict[str, Any]] = []
+        self.submitted: list[GenerateRequest] = []
+        self.cancelled: list[str] = []
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.busy = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        self.chats.append(
+            {
+                "messages": list(messages),
+                "begins": add_generation_prompt,
+                "continues": continue_final_message,
+                "kwargs": template_kwargs,
+            }
+        )
+        text = "".join(f"{message['role']}:{message.get('content')}\n" for message in messages)
+        return list(text.encode())
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        if len(self._tasks) >= self.max_running:
+            raise QueueFull("The queue is full.", retry_after=7)
+        self.submitted.append(request)
+        generation = Generation(request, self._cancel)
+        task = asyncio.create_task(self._answer(generation))
+        self._tasks[request.id] = task
+        task.add_done_callback(lambda _: self._ended(request.id))
+        self.idle.clear()
+        self.busy.set()
+        return generation
+
+    def _cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        if task := self._tasks.get(request_id):
+            task.cancel()
+
+    def _ended(self, request_id: str) -> None:
+        del self._tasks[request_id]
+        if not self._tasks:
+            self.busy.clear()
+            self.idle.set()
+
+    async def _answer(self, generation: Generation) -> None:
+        for place, event in enumerate(self._events(generation.request)):
+            if place >= self.free:
+                await self.gate.wait()
+            generation._deliver([event])
+
+    def _events(self, request: GenerateRequest) -> list[Event]:
+        words = list(self.words[: request.max_tokens])
+        reason: FinishReason = "length" if len(words) == request.max_tokens else "stop"
+        text, stop = _cut("".join(words), request.stop)
+        if self.failure is not None:
+            return [*map(TextPiece, words[: self.fail_after]), Failed(self.failure)]
+        pieces: list[Event] = []
+        for word in words:
+            piece, text = text[: len(word)], text[len(word) :]
+            if piece:
+                pieces.append(TextPiece(piece))
+        usage = Usage(len(request.prompt), len(words), cached_tokens=1)
+        return [*pieces, Finished("stop" if stop else reason, usage, Timing(0.1, 0.2, 0.3), stop)]
+
+
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, None
+    place, stop = min(found)
+    return text[:place], stop
+
+
+@dataclass(frozen=True)
+class FakeEntry:
+    name: str
+    aliases: tuple[str, ...] = ()
+    created: int = 1_700_000_000
+    state: str = "loaded"
+
+
+@dataclass
+class FakeRegistry:
+    """Serves ``worker`` under its name and under ``aliases``."""
+
+    worker: FakeWorker = field(default_factory=FakeWorker)
+    aliases: tuple[str, ...] = ("fake",)
+    ready: bool = True
+    refusal: EmlxdError | None = None
+    leased: int = 0
+
+    @property
+    def models(self) -> Sequence[FakeEntry]:
+        return (FakeEntry(self.worker.name, self.aliases, state="loaded" if self.ready else "loading"),)
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[FakeWorker]:
+        if name not in (self.worker.name, *self.aliases):
+            raise ModelNotFound(name)
+        if self.refusal is not None:
+            raise self.refusal
+        self.leased += 1
+        try:
+            yield self.worker
+        finally:
+            self.leased -= 1
