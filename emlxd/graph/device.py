@@ -1,0 +1,62 @@
+"""What the machine computes on, and every choice that depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import mlx.core as mx
+
+from emlxd.graph import cpu_math
+from emlxd.graph.attention import Attend, cpu_attention, fused_attention
+from emlxd.graph.layers import swiglu
+from emlxd.graph.rope import FusedRope, Rope, TableRope
+from emlxd.graph.spec import RopeSpec
+
+Kind = Literal["metal", "cuda", "cpu"]
+_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device and how the decoder is computed there. Everything else in ``graph`` asks this object."""
+
+    kind: Kind
+
+    @property
+    def gpu(self) -> bool:
+        return self.kind != "cpu"
+
+    def dtype(self, setting: str) -> mx.Dtype:
+        """``auto`` is bfloat16 on a GPU, and float32 on a CPU, where it is the only fast one."""
+        if setting == "auto":
+            return mx.bfloat16 if self.gpu else mx.float32
+        return _DTYPES[setting]
+
+    def keeps_quantized(self, setting: str) -> bool:
+        """Whether quantised weights stay so. MLX's quantised matmul on a CPU is slower than a dense one."""
+        return setting == "keep" or (setting == "auto" and self.gpu)
+
+    def attention(self, dtype: mx.Dtype) -> Attend:
+        return cpu_attention if self._plain(dtype) else fused_attention
+
+    def swiglu(self, dtype: mx.Dtype) -> Callable[[mx.array, mx.array], mx.array]:
+        return _cpu_swiglu if self._plain(dtype) else swiglu
+
+    def rope(self, spec: RopeSpec, max_context: int) -> Rope:
+        return FusedRope(spec) if self.gpu else TableRope(spec, max_context)
+
+    def _plain(self, dtype: mx.Dtype) -> bool:
+        return not self.gpu and dtype == mx.float32
+
+
+def _cpu_swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return gate * cpu_math.sigmoid(gate) * up
+
+
+def current_device() -> Device:
+    """The device MLX computes on by default in this thread."""
+    if mx.default_device() == mx.cpu:
+        return Device("cpu")
+    return Device("metal" if mx.metal.is_available() else "cuda")

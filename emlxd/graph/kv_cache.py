@@ -1,0 +1,37 @@
+"""The static KV cache: allocated once at load, written by position, never grown."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from emlxd.graph.spec import ModelSpec
+
+WINDOW_STEP = 256
+
+
+class KVCache:
+    """Keys and values of every layer, each [slots, kv_heads, max_context, head_dim]."""
+
+    def __init__(self, spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> None:
+        shape = (slots, spec.kv_heads, max_context, spec.head_dim)
+        self.keys = [mx.zeros(shape, dtype) for _ in range(spec.layers)]
+        self.values = [mx.zeros(shape, dtype) for _ in range(spec.layers)]
+        self._max_context = max_context
+        mx.eval(self.keys, self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
+    def window(self, tokens: int) -> int:
+        """How many positions attention looks at to cover ``tokens``: few sizes, so few traces."""
+        window = WINDOW_STEP
+        while window < tokens:
+            window *= 2
+        return min(window, self._max_context)
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copies the first ``tokens`` positions of one slot to another."""
+        window = self.window(tokens)
+        for layer in (*self.keys, *self.values):
+            layer[target, :, :window] = layer[source, :, :window]

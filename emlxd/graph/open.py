@@ -1,0 +1,32 @@
+"""Opens a model as its YAML entry asks: checks what it asks against the files, loads, allocates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emlxd.config import ModelSettings
+from emlxd.errors import ModelFormatError
+from emlxd.graph.checkpoint import open_checkpoint
+from emlxd.graph.device import current_device
+from emlxd.graph.families import spec_of
+from emlxd.graph.loader import load_transformer
+from emlxd.graph.runner import MlxRunner
+
+
+def open_runner(path: Path, settings: ModelSettings) -> MlxRunner:
+    """Loads the model in this thread, which must be the one that runs it. Raises ModelFormatError."""
+    checkpoint = open_checkpoint(path)
+    limit = spec_of(checkpoint.config, str(path)).max_position
+    max_context = settings.max_context or limit
+    if max_context > limit:
+        raise ModelFormatError(
+            f"{path}: max_context is {max_context}, but the model was made for at most {limit} tokens"
+        )
+    model = load_transformer(
+        checkpoint,
+        current_device(),
+        max_context=max_context,
+        dtype=settings.dtype,
+        weights=settings.weights,
+    )
+    return MlxRunner(model, slots=settings.slots, max_context=max_context, compile=settings.compile)

@@ -1,0 +1,83 @@
+"""Makes a ``Model`` of a model's files. Called on the worker's own thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emlxd.config import ModelSettings, SamplingDefaults
+from emlxd.core import ModelInfo, SamplingParams
+from emlxd.errors import ModelFormatError
+from emlxd.text.chat_template import ChatTemplate
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.worker.engine import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model: how it is run, and how its text is read and written."""
+
+    info: ModelInfo
+    runner: Runner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def load_model(settings: ModelSettings, path: Path) -> Model:
+    """Loads the files at ``path`` onto the device. Raises ModelFormatError."""
+    from emlxd.graph.open import open_runner
+
+    tokenizer, runner = _tokenizer(path), open_runner(path, settings)
+    return Model(
+        info=ModelInfo(
+            architecture=runner.architecture,
+            max_context=runner.max_context,
+            slots=runner.slots,
+            vocab_size=runner.vocab_size,
+            sampling=_sampling(settings.sampling, _generation_config(path)),
+            stream_chunks=settings.stream_chunks,
+        ),
+        runner=runner,
+        tokenizer=tokenizer,
+        template=_template(tokenizer),
+    )
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if path.is_dir():
+        return Tokenizer.from_folder(path)
+    from emlxd.graph.gguf import GgufFile
+
+    return Tokenizer.from_gguf(GgufFile(path).metadata)
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = tokenizer.chat_templates.get("default")
+    return ChatTemplate(source, tokenizer.special_tokens) if source else None
+
+
+def _generation_config(path: Path) -> Mapping[str, Any]:
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"{file}: cannot be read: {error}") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _sampling(settings: SamplingDefaults, model: Mapping[str, Any]) -> SamplingParams:
+    """What a request gets that asks for nothing: the YAML's values, else the model's, else OpenAI's."""
+    usual = SamplingParams()
+    if model.get("do_sample") is False:
+        model = {"temperature": 0.0}
+
+    def pick(name: str) -> Any:
+        own = getattr(settings, name)
+        return own if own is not None else model.get(name) or getattr(usual, name)
+
+    return SamplingParams(**{name: pick(name) for name in ("temperature", "top_p", "top_k", "min_p")})

@@ -1,0 +1,120 @@
+"""Who runs next: first come, first served, on integers alone.
+
+Running sequences fill slots 0..n-1 without a gap. When one in the middle ends, the last one moves down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from emlxd.worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens ``start .. start + count`` of a sequence, to be prefilled in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def last(self) -> bool:
+        return self.start + self.count == len(self.sequence.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """A decoding sequence and the position of its pending token."""
+
+    sequence: Sequence
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The sequence in slot ``source``, ``tokens`` positions long, goes to slot ``target``."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+class Scheduler:
+    """Holds every sequence of one model from arrival to end."""
+
+    def __init__(self, *, slots: int, prefill_chunk: int) -> None:
+        self._slots = slots
+        self._prefill_chunk = prefill_chunk
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._admitted = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    @property
+    def decoding(self) -> bool:
+        return any(sequence.decoding for sequence in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Gives free slots to those who wait longest."""
+        admitted = []
+        while self.waiting and len(self.running) < self._slots:
+            sequence = self.waiting.popleft()
+            sequence.slot, sequence.order = len(self.running), self._admitted
+            self._admitted += 1
+            self.running.append(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def prefill(self, budget: int) -> list[Chunk]:
+        """Chunks for the oldest unfinished prompts, at most ``budget`` tokens in all, padding counted."""
+        budget = min(budget, self._prefill_chunk)
+        chunks: list[Chunk] = []
+        real = width = 0
+        for sequence in self._unfilled():
+            count = min(sequence.prompt_left, budget)
+            padded = (len(chunks) + 1) * max(width, count)
+            if chunks and (padded > budget or padded * 2 > (real + count) * 3):
+                break
+            chunks.append(Chunk(sequence, sequence.prefilled, count))
+            real, width = real + count, max(width, count)
+        for chunk in chunks:
+            chunk.sequence.prefilled += chunk.count
+            chunk.sequence.dispatched += chunk.last
+        return chunks
+
+    def _unfilled(self) -> list[Sequence]:
+        """Admitted sequences whose prompt is not complete, in order of arrival."""
+        return sorted((s for s in self.running if s.prompt_left), key=lambda sequence: sequence.order)
+
+    def decode(self) -> list[DecodeRow | None]:
+        """Slots 0..n-1 that cover everyone who decodes; None for one among them that does not."""
+        rows = [DecodeRow(s, s.next_position) if s.decoding else None for s in self.running]
+        while rows and rows[-1] is None:
+            rows.pop()
+        for row in rows:
+            if row:
+                row.sequence.dispatched += 1
+        return rows
+
+    def remove(self, sequence: Sequence) -> Move | None:
+        """Takes a sequence out, wherever it is. Gives the move that closes the gap, if there is one."""
+        sequence.ended = True
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+            return None
+        target, last = sequence.slot, self.running.pop()
+        sequence.slot = -1
+        if last is sequence:
+            return None
+        move = Move(last.slot, target, last.next_position)
+        last.slot = target
+        self.running[target] = last
+        return move

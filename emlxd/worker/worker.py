@@ -1,0 +1,190 @@
+"""The thread that owns a model: it loads, runs and frees it, and nothing else touches the device."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from emlxd.core import GenerateRequest, ModelInfo
+from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.text.output import OutputText
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.worker.engine import Engine
+from emlxd.worker.load import Model
+from emlxd.worker.mailbox import Generation, Mailbox
+from emlxd.worker.pacer import PrefillPacer
+from emlxd.worker.scheduler import Scheduler
+from emlxd.worker.sequence import Clock, Sequence
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is told besides its model. ``prefill_slice`` is in seconds."""
+
+    name: str
+    max_queue: int
+    prefill_chunk: int
+    prefill_slice: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+
+
+class _Close:
+    pass
+
+
+_Message = _Submit | _Cancel | _Close
+
+
+class Worker:
+    """One loaded model. Its methods are for the event loop; the thread behind it is private."""
+
+    def __init__(self, options: WorkerOptions, load: Callable[[], Model]) -> None:
+        """``load`` is called on the worker's thread."""
+        self.name = options.name
+        self._options = options
+        self._load = load
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._loop)
+        self._loaded: Future[Model] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"worker-{options.name}", daemon=True)
+        # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
+        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{options.name}")
+        self._engine: Engine | None = None
+        self._heartbeat = time.monotonic()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Loads the model. Raises what loading raised; the worker is then of no more use."""
+        self._thread.start()
+        self._model = await asyncio.wrap_future(self._loaded)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._model.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._model.tokenizer
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still serves requests."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the thread last began a step, or since now when it has nothing to do."""
+        return 0.0 if self._engine is None or self._engine.idle else time.monotonic() - self._heartbeat
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``."""
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await self._loop.run_in_executor(self._text, encode)
+
+    async def encode_chat(
+        self,
+        messages: Rows[Mapping[str, Any]],
+        *,
+        tools: Rows[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a chat by the model's template. Raises RequestError if it has none or refuses."""
+        template = self._model.template
+        if template is None:
+            raise RequestError(f"The model '{self.name}' has no chat template; use /v1/completions.")
+
+        def encode() -> list[int]:
+            text = template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **template_kwargs,
+            )
+            # The template writes the special tokens out itself.
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return await self._loop.run_in_executor(self._text, encode)
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
+        if not self.alive or self._engine is None:
+            raise Unavailable(f"The model '{self.name}' is not available.")
+        if self._engine.size + self._inbox.qsize() >= self.info.slots + self._options.max_queue:
+            raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
+        generation = Generation(request, self._cancel)
+        output = OutputText(self.tokenizer, stop=request.stop, chunking=request.chunking)
+        sequence = Sequence(request, generation, output, self.tokenizer.eos_ids, Clock(time.monotonic()))
+        self._inbox.put(_Submit(sequence))
+        return generation
+
+    async def close(self) -> None:
+        """Fails what still runs, frees the model and ends the thread."""
+        self._closing = True
+        self._inbox.put(_Close())
+        await asyncio.to_thread(self._thread.join)
+        self._text.shutdown(wait=False, cancel_futures=True)
+
+    def _cancel(self, request_id: str) -> None:
+        self._inbox.put(_Cancel(request_id))
+
+    def _run(self) -> None:
+        try:
+            model = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        scheduler = Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk)
+        pacer = PrefillPacer(self._options.prefill_slice)
+        self._engine = Engine(model.runner, scheduler, pacer, self._mailbox)
+        self._loaded.set_result(model)
+        self._serve(self._engine)
+        model.runner.close()
+
+    def _serve(self, engine: Engine) -> None:
+        while self._read_inbox(engine):
+            self._heartbeat = time.monotonic()
+            try:
+                engine.step()
+            except Exception:
+                log.exception("step failed", model=self.name)
+                engine.fail_all(ServerFault("The model failed while it computed the answer."))
+        engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+
+    def _read_inbox(self, engine: Engine) -> bool:
+        """Takes all messages, waiting for one if there is nothing to compute. False when it is time to go."""
+        while not self._inbox.empty() or engine.idle:
+            match self._inbox.get():
+                case _Submit(sequence):
+                    engine.add(sequence)
+                case _Cancel(request_id):
+                    engine.cancel(request_id)
+                case _Close():
+                    return False
+        return True

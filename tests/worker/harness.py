@@ -1,0 +1,96 @@
+"""An engine on a fake runner, driven step by step in the test's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from emlxd.core import Event, Failed, Finished, GenerateRequest, TextPiece
+from emlxd.worker.engine import Engine
+from emlxd.worker.pacer import PrefillPacer
+from emlxd.worker.scheduler import Scheduler
+from emlxd.worker.sequence import Sequence
+from tests.worker.fakes import FakeRunner, Rule
+
+
+@dataclass(eq=False)
+class Listener:
+    """Stands for a ``Generation``: keeps what the engine says."""
+
+    request: GenerateRequest
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextPiece))
+
+    @property
+    def end(self) -> Finished | Failed | None:
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, Finished | Failed) else None
+
+
+class Post:
+    """Stands for the mailbox: delivers at once, in the test's thread."""
+
+    def put(self, listener: Listener, event: Event) -> None:
+        assert listener.end is None, "nothing follows the last event"
+        listener.events.append(event)
+
+    def flush(self) -> None:
+        pass
+
+
+class Output:
+    """Writes a token as its number and a space; a stop 'string' is one of these numbers."""
+
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+        self._stop = stop
+        self.stopped: str | None = None
+
+    def push(self, token: int) -> str:
+        if str(token) in self._stop:
+            self.stopped = str(token)
+            return ""
+        return f"{token} "
+
+    def finish(self) -> str:
+        return ""
+
+
+class Harness:
+    """``rule`` gives the next token; ``eos`` are the ids that end an answer. Time is counted in steps."""
+
+    def __init__(
+        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0})
+    ) -> None:
+        self.runner = FakeRunner(slots, rule)
+        self.scheduler = Scheduler(slots=slots, prefill_chunk=chunk)
+        self.now = 0.0
+        pacer = PrefillPacer(1.0)
+        self.engine = Engine(self.runner, self.scheduler, pacer, Post(), lambda: self.now)  # type: ignore[arg-type]
+        self._eos = eos
+
+    def submit(self, request: GenerateRequest) -> Listener:
+        listener = Listener(request)
+        sequence = Sequence(request, listener, Output(request.stop), self._eos)  # type: ignore[arg-type]
+        self.engine.add(sequence)
+        return listener
+
+    def step(self) -> None:
+        self.now += 1.0
+        self.engine.step()
+        self.check()
+
+    def run(self, limit: int = 10_000) -> None:
+        while not self.engine.idle:
+            self.step()
+            limit -= 1
+            assert limit, "the engine does not come to an end"
+
+    def check(self) -> None:
+        """Slots are a dense prefix, each its own sequence's."""
+        running = self.scheduler.running
+        assert [sequence.slot for sequence in running] == list(range(len(running)))
+        assert len(running) <= len(self.runner.cache)
+        assert not any(sequence.ended for sequence in running)

@@ -1,0 +1,174 @@
+"""The engine and its scheduler: every request gets its own answer, whatever happens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emlxd.core import Failed, Finished, GenerateRequest
+from emlxd.errors import ServerFault
+from tests.worker.harness import Harness
+
+
+def rule(tokens: Sequence[int]) -> int:
+    """An answer that depends on every token before it, and ends by itself now and then."""
+    value = 7
+    for token in tokens:
+        value = (value * 31 + token + 1) % 97
+    return value % 23
+
+
+def answer(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        tokens.append(rule(tokens))
+        if tokens[-1] == 0:
+            break
+    return tokens[len(prompt) :]
+
+
+def request(number: int, prompt: Sequence[int], max_tokens: int = 20, **changes: object) -> GenerateRequest:
+    return GenerateRequest(f"r{number}", tuple(prompt), max_tokens, **changes)  # type: ignore[arg-type]
+
+
+def test_one_request_gets_its_answer_and_its_counts() -> None:
+    harness = Harness(rule)
+    listener = harness.submit(request(1, range(1, 11)))
+    harness.run()
+    tokens = answer(range(1, 11), 20)
+    assert listener.text.split() == [str(token) for token in tokens if token != 0]
+    end = listener.end
+    assert isinstance(end, Finished)
+    assert end.reason == ("stop" if tokens[-1] == 0 else "length")
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (10, len(tokens))
+
+
+def test_the_next_step_is_dispatched_before_the_last_is_read() -> None:
+    harness = Harness(lambda tokens: 5)
+    listener = harness.submit(request(1, [1, 2], max_tokens=3))
+    harness.step()
+    assert harness.runner.batches == [1] and not listener.events
+    harness.step()
+    assert harness.runner.batches == [1, 1] and listener.text == "5 5 "
+
+
+def test_no_step_is_dispatched_past_max_tokens() -> None:
+    harness = Harness(lambda tokens: 5)
+    harness.submit(request(1, [1, 2], max_tokens=1))
+    harness.run()
+    assert harness.runner.batches == []
+
+
+def test_a_stop_string_ends_the_answer() -> None:
+    harness = Harness(lambda tokens: len(tokens))
+    listener = harness.submit(request(1, [1, 2, 3], stop=("6",)))
+    harness.run()
+    assert listener.text == "3 4 5 "
+    assert isinstance(listener.end, Finished)
+    assert (listener.end.reason, listener.end.stop_sequence) == ("stop", "6")
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_does_not_stop_others() -> None:
+    harness = Harness(lambda tokens: 5, chunk=32)
+    first = harness.submit(request(1, [1], max_tokens=50))
+    harness.step()
+    harness.step()
+    second = harness.submit(request(2, [2] * 200, max_tokens=2))
+    texts = []
+    while not second.events:
+        harness.step()
+        texts.append(first.text)
+    assert max(harness.runner.prefills) <= 32
+    assert all(earlier != later for earlier, later in pairwise(texts))
+
+
+def test_short_prompts_are_prefilled_together() -> None:
+    harness = Harness(rule, chunk=64)
+    for number in range(4):
+        harness.submit(request(number, range(1, 15 + number)))
+    harness.step()
+    assert len(harness.runner.prefills) == 1
+    assert all(sequence.dispatched for sequence in harness.scheduler.running[:3])
+
+
+def test_first_come_first_served() -> None:
+    harness = Harness(rule, slots=2)
+    listeners = [harness.submit(request(number, [number + 1] * 5)) for number in range(6)]
+    seen: list[int] = []
+    while not harness.engine.idle:
+        harness.step()
+        seen += [n for n, listener in enumerate(listeners) if listener.events and n not in seen]
+    assert seen == sorted(seen)
+
+
+def test_a_failed_step_fails_who_ran_and_serves_who_comes() -> None:
+    harness = Harness(rule)
+    listener = harness.submit(request(1, [1, 2, 3]))
+    harness.runner.fail_next = RuntimeError("device lost")
+    with pytest.raises(RuntimeError):
+        harness.step()
+    harness.engine.fail_all(ServerFault("broken"))
+    assert isinstance(listener.end, Failed)
+    later = harness.submit(request(2, [1, 2, 3]))
+    harness.run()
+    assert isinstance(later.end, Finished)
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_cancelled_request_frees_its_slot_at_once(steps: int) -> None:
+    harness = Harness(lambda tokens: 5, slots=1, chunk=16)
+    listener = harness.submit(request(1, [1] * 60, max_tokens=50))
+    waiting = harness.submit(request(2, [2] * 4, max_tokens=2))
+    for _ in range(steps):
+        harness.step()
+    harness.engine.cancel("r1")
+    count = len(listener.events)
+    harness.step()
+    assert [s.request.id for s in harness.scheduler.running] == ["r2"]
+    harness.run()
+    assert len(listener.events) == count
+    assert isinstance(waiting.end, Finished)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # step of arrival
+        st.lists(st.integers(1, 9), min_size=1, max_size=150),  # prompt
+        st.integers(1, 30),  # max_tokens
+        st.one_of(st.none(), st.integers(0, 40)),  # cancelled so many steps later
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrivals=arrivals, slots=st.integers(1, 6), chunk=st.sampled_from([16, 33, 64]))
+def test_any_traffic_gives_everyone_their_own_answer(
+    arrivals: list[tuple[int, list[int], int, int | None]], slots: int, chunk: int
+) -> None:
+    harness = Harness(rule, slots=slots, chunk=chunk)
+    listeners = {}
+    cancelled = set()
+    step = 0
+    while step <= 72 or not harness.engine.idle:
+        for number, (at, prompt, max_tokens, cancel_after) in enumerate(arrivals):
+            if at == step:
+                listeners[number] = harness.submit(request(number, prompt, max_tokens))
+            if cancel_after is not None and at + cancel_after == step and listeners[number].end is None:
+                harness.engine.cancel(f"r{number}")
+                cancelled.add(number)
+        harness.step()
+        step += 1
+    for number, (_, prompt, max_tokens, _) in enumerate(arrivals):
+        tokens = [str(token) for token in answer(prompt, max_tokens) if token != 0]
+        if number in cancelled:
+            assert listeners[number].end is None
+            assert tokens[: len(listeners[number].text.split())] == listeners[number].text.split()
+        else:
+            assert isinstance(listeners[number].end, Finished)
+            assert listeners[number].text.split() == tokens
+    assert not harness.scheduler.running and not harness.scheduler.waiting

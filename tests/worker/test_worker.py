@@ -1,0 +1,169 @@
+"""A worker: one thread, spoken to from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from emlxd.core import Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
+from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
+from emlxd.text.chat_template import ChatTemplate
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.text.vocabulary import Vocabulary
+from emlxd.worker.load import Model
+from emlxd.worker.mailbox import Generation
+from emlxd.worker.worker import Worker, WorkerOptions
+from tests.worker.fakes import FakePending, FakeRunner
+
+LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
+END = LETTERS["."]
+
+
+def letters_tokenizer() -> Tokenizer:
+    backend = Backend(models.BPE(vocab=LETTERS, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(Vocabulary(backend, bos_id=None, eos_ids=frozenset({END})))
+
+
+class GatedRunner(FakeRunner):
+    """A runner whose steps finish when the test says so."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, lambda tokens: len(tokens) % 26)
+        self.steps = threading.Semaphore(0)
+        self.threads: set[str] = set()
+
+    def decode(self, positions: object) -> FakePending:
+        self.threads.add(threading.current_thread().name)
+        assert self.steps.acquire(timeout=20)
+        return super().decode(positions)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runner() -> GatedRunner:
+    return GatedRunner(2)
+
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+async def make_worker(runner: GatedRunner) -> AsyncIterator[MakeWorker]:
+    workers: list[Worker] = []
+
+    def make(load: Callable[[], Model] | None = None, *, template: str | None = None) -> Worker:
+        tokenizer = letters_tokenizer()
+        model = Model(
+            ModelInfo("fake", 4096, 2, len(LETTERS), SamplingParams()),
+            runner,
+            tokenizer,
+            ChatTemplate(template, {}) if template else None,
+        )
+        options = WorkerOptions("fake", max_queue=1, prefill_chunk=64, prefill_slice=0.25)
+        workers.append(Worker(options, load or (lambda: model)))
+        return workers[-1]
+
+    yield make
+    runner.steps.release(10_000)
+    for worker in workers:
+        await worker.close()
+
+
+def request(id: str = "r", max_tokens: int = 4) -> GenerateRequest:
+    return GenerateRequest(id, (0, 1, 2), max_tokens, chunking="token")
+
+
+async def read(generation: Generation) -> list[object]:
+    return [event async for event in generation]
+
+
+async def test_events_reach_the_loop_in_order(make_worker: MakeWorker, runner: GatedRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    runner.steps.release(10)
+    events = await read(worker.submit(request()))
+    assert events[:-1] == [TextPiece(letter) for letter in "defg"]
+    assert isinstance(events[-1], Finished)
+    assert runner.threads == {"worker-fake"}
+
+
+async def test_a_failed_load_is_raised_where_it_was_asked_for(make_worker: MakeWorker) -> None:
+    def load() -> Model:
+        raise ModelFormatError("model.gguf: is truncated")
+
+    worker = make_worker(load)
+    with pytest.raises(ModelFormatError, match="is truncated"):
+        await worker.start()
+    assert not worker.alive
+
+
+async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    await worker.start()
+    for number in range(3):
+        worker.submit(request(f"r{number}"))
+    with pytest.raises(QueueFull):
+        worker.submit(request("r3"))
+
+
+async def test_a_failing_step_answers_and_the_worker_goes_on(
+    make_worker: MakeWorker, runner: GatedRunner
+) -> None:
+    worker = make_worker()
+    await worker.start()
+    runner.fail_next = RuntimeError("device lost")
+    (failed,) = await read(worker.submit(request("a")))
+    assert isinstance(failed, Failed)
+    assert failed.error.status == 500
+    runner.steps.release(10)
+    assert isinstance((await read(worker.submit(request("b"))))[-1], Finished)
+
+
+async def test_cancelling_frees_the_slot_for_the_next(make_worker: MakeWorker, runner: GatedRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    endless = [worker.submit(request(f"endless-{n}", max_tokens=4000)) for n in range(2)]
+    waiting = worker.submit(request("waiting"))
+    runner.steps.release(3)
+    await anext(endless[0])
+    for generation in endless:
+        generation.cancel()
+        generation.cancel()
+    runner.steps.release(10)
+    assert isinstance((await read(waiting))[-1], Finished)
+
+
+async def test_closing_fails_what_still_runs(make_worker: MakeWorker, runner: GatedRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    generation = worker.submit(request(max_tokens=4000))
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    runner.steps.release(10_000)
+    events = await read(generation)
+    await closing
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.status == 503
+    assert runner.closed
+    with pytest.raises(Unavailable):
+        worker.submit(request("late"))
+
+
+async def test_chats_are_encoded_by_the_template(make_worker: MakeWorker) -> None:
+    worker = make_worker(template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    await worker.start()
+    assert await worker.encode_chat([{"role": "user", "content": "abc"}]) == [0, 1, 2]
+    assert await worker.encode("cab") == [2, 0, 1]
+
+
+async def test_a_model_without_a_template_says_so(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    await worker.start()
+    with pytest.raises(RequestError, match="no chat template"):
+        await worker.encode_chat([{"role": "user", "content": "abc"}])
