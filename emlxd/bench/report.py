@@ -1,0 +1,53 @@
+"""A bench result for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.table import Table
+
+from emlxd.bench.http import BenchResult, Spread
+
+
+def to_json(result: BenchResult) -> str:
+    """The whole result as JSON: times in seconds, rates in tokens a second."""
+    return json.dumps(asdict(result), indent=2)
+
+
+def to_table(result: BenchResult) -> Table:
+    """A table with a line for each row: the median, with lowest and highest beneath it."""
+    table = Table(title=f"{result.model} at {result.url}", show_lines=True)
+    for heading in ("streams", "prompt", "answer", "first token ms", "gap ms"):
+        table.add_column(heading, justify="right")
+    for heading in ("prefill tok/s", "decode tok/s", "total tok/s"):
+        table.add_column(heading, justify="right")
+    for row in result.rows:
+        table.add_row(
+            str(row.concurrency),
+            str(row.prompt_tokens),
+            str(row.completion_tokens) if row.counted else f"~{row.completion_tokens}",
+            _cell(row.ttft, 1000),
+            _cell(row.gap, 1000),
+            _cell(row.prefill_rate),
+            _cell(row.decode_rate),
+            _cell(row.total_rate),
+        )
+    table.caption = (
+        f"Median (lowest to highest) of {result.repeats} rounds of up to {result.max_tokens} tokens. "
+        "Prefill and decode are of one stream, total is of all. Gap is between chunks."
+    )
+    if not all(row.counted for row in result.rows):
+        table.caption += " ~ The server does not count tokens: one chunk counts as one."
+    return table
+
+
+def _cell(spread: Spread | None, factor: float = 1) -> str:
+    if spread is None:
+        return "-"
+    middle, low, high = (_round(value * factor) for value in (spread.median, spread.low, spread.high))
+    return f"{middle}\n({low} to {high})"
+
+
+def _round(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
