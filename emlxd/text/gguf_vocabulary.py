@@ -36,6 +36,15 @@ class _Type(IntEnum):
 
 def load(metadata: Mapping[str, Any]) -> Vocabulary:
     """Raises ModelFormatError for a tokenizer that is missing, damaged or of an unknown kind."""
+    try:
+        return _load(metadata)
+    except ModelFormatError:
+        raise
+    except Exception as error:  # values can be of any type, and the backend raises plain Exception
+        raise ModelFormatError(f"GGUF tokenizer metadata is damaged: {error}") from error
+
+
+def _load(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _required(metadata, "model", str)
     if model not in _MODELS:
         raise ModelFormatError(
@@ -48,12 +57,7 @@ def load(metadata: Mapping[str, Any]) -> Vocabulary:
             f"GGUF token_type has {len(types)} entries, expected {len(tokens)}, one a token"
         )
     named = _named_tokens(metadata, tokens, _DEFAULT_IDS.get(model, {}))
-    try:
-        backend, add_bos = _MODELS[model](metadata, tokens, types)
-    except ModelFormatError:
-        raise
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise ModelFormatError(f"GGUF tokenizer of model '{model}' is damaged: {error}") from error
+    backend, add_bos = _MODELS[model](metadata, tokens, types)
     _add_marked_tokens(backend, tokens, types)
     _set_bos_and_eos(backend, metadata, tokens, named, add_bos)
     return Vocabulary(

@@ -30,7 +30,6 @@ _ZWJ = "\u200d"
 _FLAG = "[\U0001f1e6-\U0001f1ff]"
 _CLUSTER = f"(?:{_FLAG}{{2}}|[{_ALONE}])(?:[{_EXTEND}]|{_ZWJ}[{_ALONE}]?)*"
 _UNIT = re.compile(rf"\s*(?:{_CLUSTER}|[^\s{_ALONE}]+|$)")
-_STAYS = re.compile(f"[{_EXTEND}{_ZWJ}]")
 
 
 class WordChunker:
@@ -69,14 +68,10 @@ def _start_of_last_unit(text: str) -> int:
 
 
 def _start_of_last_character(text: str, start: int) -> int:
-    """Where the last character with its marks starts, or the end of ``text`` if it has marks without end."""
-    for cut in range(len(text) - 1, max(start, len(text) - _MAX_HELD), -1):
-        if not _joins(text[cut - 1], text[cut]):
-            return cut
-    return len(text)
+    """Where the last character with its marks starts, or the end of ``text`` if there is no cut."""
+    cuts = range(len(text) - 1, start, -1)
+    return next((cut for cut in cuts if not _joins(text[cut - 1], text[cut])), len(text))
 
 
 def _joins(left: str, right: str) -> bool:
-    return (
-        left in (_ZWJ, "\r") or unicodedata.category(right).startswith("M") or _STAYS.match(right) is not None
-    )
+    return _ZWJ in (left, right) or unicodedata.category(right).startswith("M")
