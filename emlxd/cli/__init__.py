@@ -1,0 +1,54 @@
+"""The command line. A command's modules are imported when it runs, so that a mistake costs no second."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from emlxd.cli import bench, chat, check, models, pull, serve
+from emlxd.errors import UserError
+
+
+class _Commands(TyperGroup):
+    """Says a user's mistake in plain lines on standard error, with status 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(error.message, err=True)
+            raise typer.Exit(1) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"emlxd {version('emlxd')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve language models on MLX, from one YAML file."""
+
+
+app: Final = typer.Typer(
+    cls=_Commands,
+    callback=_options,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (serve.serve, check.check, pull.pull, models.models, chat.chat, bench.bench):
+    app.command()(command)
+
+
+def main() -> None:
+    app()

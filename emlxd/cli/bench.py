@@ -1,0 +1,96 @@
+"""emlxd bench"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import typer
+
+from emlxd.cli.options import ConfigOption, UrlOption, load_settings, server_url
+from emlxd.errors import UserError
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """``1,4,8``"""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of numbers, expected one like 1,4,8")
+    return tuple(map(int, parts))
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise typer.BadParameter(f'{text!r} is not a JSON object, expected one like {{"top_k": 1}}')
+    return fields
+
+
+def bench(
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="the first one listed", help="The model.")
+    ] = None,
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    api: Annotated[Literal["chat", "completions"], typer.Option(help="The route.")] = "chat",
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", show_default=False, help="Sent as a bearer token.")
+    ] = None,
+    # Typer's defaults are texts for the parser, which no type of a parsed value fits.
+    concurrency: Annotated[
+        Any, typer.Option(parser=_counts, metavar="N,...", help="How many requests at once.")
+    ] = "1,8",
+    prompt_tokens: Annotated[
+        Any, typer.Option(parser=_counts, metavar="N,...", help="How long the prompts are.")
+    ] = "400",
+    extra: Annotated[
+        Any, typer.Option(parser=_fields, metavar="JSON", help="Fields to add to every request.")
+    ] = "{}",
+    max_tokens: Annotated[int, typer.Option(min=1, help="How long an answer may be.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that are measured.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds before them that are not.")] = 1,
+    shared_prefix: Annotated[int, typer.Option(min=0, help="Tokens that every prompt begins with.")] = 0,
+    timeout: Annotated[float, typer.Option(min=1, help="The longest silence, in seconds.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure any OpenAI-compatible server: time to first token, gaps, tokens a second."""
+    import asyncio
+
+    from rich.console import Console
+
+    from emlxd.bench.http import BenchOptions, run
+    from emlxd.bench.report import to_json, to_table
+
+    url = url or server_url(load_settings(config).server)
+    options = BenchOptions(
+        url=url,
+        model=model or _first_model(url),
+        api=api,
+        api_key=api_key,
+        concurrency=concurrency,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        warmup=warmup,
+        shared_prefix=shared_prefix,
+        extra=extra,
+        timeout=timeout,
+    )
+    with Console(stderr=True).status("") as status:
+        result = asyncio.run(run(options, status.update))
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        Console().print(to_table(result))
+
+
+def _first_model(url: str) -> str:
+    from emlxd.cli.client import Client
+
+    names = Client(url).model_names()
+    if not names:
+        raise UserError(f"{url} lists no models. Name one with --model.")
+    return names[0]

@@ -1,0 +1,91 @@
+"""A small client of a running daemon, on the standard library."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator, Sequence
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+
+from emlxd.errors import UserError
+
+Message = dict[str, str]
+
+CONNECT_TIMEOUT = 5.0  # seconds; also for answers that are not streams
+STREAM_TIMEOUT = 600.0  # seconds between two lines: a long prompt on a slow machine
+
+
+class Refused(UserError):
+    """The daemon answered with an error; the message is its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """``url`` is the server's, with or without /v1. Raises UserError when nothing answers there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+
+    def model_names(self) -> list[str]:
+        with self._open("/v1/models") as response:
+            return [model["id"] for model in json.load(response)["data"]]
+
+    def states(self) -> tuple[dict[str, str], str]:
+        """Each model's state, and what is to be said when not all is well."""
+        try:
+            with self._open("/ready") as response:
+                return json.load(response)["models"], ""
+        except UserError as error:
+            return {}, error.message
+
+    def chat(self, model: str, messages: Sequence[Message]) -> Generator[str]:
+        """The answer, piece by piece. Closing the iterator stops the generation."""
+        body = {"model": model, "messages": list(messages), "stream": True}
+        with self._open("/v1/chat/completions", body, STREAM_TIMEOUT) as response:
+            try:
+                for event in _events(response):
+                    if "error" in event:
+                        raise Refused(500, event["error"]["message"])
+                    for choice in event["choices"]:
+                        yield choice["delta"].get("content") or ""
+            except (OSError, HTTPException) as error:
+                raise UserError(f"The connection to {self.url} broke: {error}.") from None
+
+    def _open(self, path: str, body: Any = None, timeout: float = CONNECT_TIMEOUT) -> HTTPResponse:
+        try:
+            request = urllib.request.Request(
+                self.url + path,
+                data=None if body is None else json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+            )
+            # A proxy of the environment is not asked for a daemon that is usually on this machine.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            response: HTTPResponse = opener.open(request, timeout=timeout)
+            return response
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Refused(error.code, _error_message(error.read()) or str(error)) from None
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise UserError(
+                f"No server answers at {self.url} ({reason}). Is `emlxd serve` running?"
+            ) from None
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        data = line.strip().removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data != b"[DONE]":
+            yield json.loads(data)
+
+
+def _error_message(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,71 @@
+"""What several commands take: which configuration, which model, which daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from emlxd.errors import UserError
+
+if TYPE_CHECKING:
+    from emlxd.config import ModelSettings, ServerSettings, Settings
+
+SEARCHED: Final = ("config/config.yaml", "config.yaml", "~/.config/emlxd/config.yaml")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="EMLXD_CONFIG",
+        show_default=False,
+        help=f"The configuration file; without it the first of {', '.join(SEARCHED)}.",
+    ),
+]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", show_default=False, help="A model's name or alias.")
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", show_default=False, help="The server; without it the address in the configuration."
+    ),
+]
+
+
+def find_config(given: Path | None) -> Path:
+    """``given``, or the first file there is. Raises UserError that lists the places."""
+    if given is not None:
+        return given
+    places = [Path(place).expanduser() for place in SEARCHED]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UserError(
+            f"No configuration file: looked for {', '.join(map(str, places))}. "
+            "Name one with --config or EMLXD_CONFIG."
+        )
+    return found
+
+
+def load_settings(given: Path | None) -> Settings:
+    """Raises ConfigError with every problem, UserError if there is no file."""
+    from emlxd.config_file import load
+
+    return load(find_config(given))
+
+
+def find_model(settings: Settings, name: str) -> ModelSettings:
+    """The model with this name or alias. Raises UserError that lists the names."""
+    for model in settings.models:
+        if name == model.name or name in model.aliases:
+            return model
+    names = ", ".join(model.name for model in settings.models) or "none"
+    raise UserError(f"No model is called '{name}'. The configuration has: {names}.")
+
+
+def server_url(settings: ServerSettings) -> str:
+    """Where a client on this machine reaches the daemon."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

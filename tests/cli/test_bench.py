@@ -1,0 +1,58 @@
+"""The options of `emlxd bench`, and its two outputs, against a daemon that counts what it is asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUICK = ("--repeats", "2", "--warmup", "0", "--max-tokens", "4", "--prompt-tokens", "8")
+
+
+def test_a_table(emlxd, daemon):
+    result = emlxd("bench", "--url", daemon.url, "--concurrency", "1,2", *QUICK)
+    assert result.exit_code == 0, result.stderr
+    assert "small at http://" in result.stdout
+    measured = [asked for asked in daemon.asked if asked["max_tokens"] == 4]
+    assert len(measured) == 2 * (1 + 2)
+    assert {asked["model"] for asked in measured} == {"small"}
+
+
+def test_json_and_every_option(emlxd, daemon):
+    result = emlxd(
+        *("bench", "--url", daemon.url, "--model", "s", "--concurrency", "2", "--json"),
+        *("--shared-prefix", "3", "--extra", '{"top_k": 1}', "--timeout", "20", *QUICK),
+    )
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["model"], report["repeats"], report["shared_prefix"]) == ("s", 2, 3)
+    assert [row["concurrency"] for row in report["rows"]] == [2]
+    assert daemon.asked[-1]["top_k"] == 1
+
+
+def test_the_address_comes_from_the_configuration(emlxd, config, daemon):
+    config(port=daemon.server_port)
+    assert emlxd("bench", *QUICK).exit_code == 0
+    assert daemon.asked
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--concurrency", "0"),
+        ("--concurrency", "1,x"),
+        ("--prompt-tokens", ""),
+        ("--extra", "[1]"),
+        ("--extra", "{"),
+    ],
+)
+def test_a_wrong_value_is_wrong_usage(emlxd, option, value):
+    result = emlxd("bench", "--url", "http://127.0.0.1:1", option, value)
+    assert result.exit_code == 2
+    assert option in result.stderr
+
+
+def test_no_server(emlxd):
+    result = emlxd("bench", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "No server answers at http://127.0.0.1:1" in result.stderr

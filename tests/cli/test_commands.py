@@ -1,0 +1,159 @@
+"""The commands around the configuration and the files, as a person sees them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from emlxd import sources
+from emlxd.errors import SourceError
+
+
+def test_version(emlxd):
+    assert emlxd("--version").stdout == f"emlxd {version('emlxd')}\n"
+
+
+def test_help_names_every_command(emlxd):
+    text = emlxd("--help").stdout
+    assert all(name in text for name in ("serve", "check", "pull", "models", "chat", "bench"))
+
+
+@pytest.mark.parametrize("arguments", [["sevre"], ["check", "--nope"], ["check", "one-too-many"]])
+def test_wrong_usage_exits_2(emlxd, arguments):
+    assert emlxd(*arguments).exit_code == 2
+
+
+def test_without_a_configuration_the_places_are_listed(emlxd):
+    result = emlxd("check")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "config/config.yaml, config.yaml" in result.stderr
+    assert "home/.config/emlxd/config.yaml" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_first_configuration_found_is_used(emlxd, config):
+    model = "{name: %s, source: {path: small.gguf}}"
+    for count, place in enumerate(("home/.config/emlxd/config.yaml", "config.yaml", "config/config.yaml"), 1):
+        config(f"models: [{', '.join(model % name for name in 'abc'[:count])}]", place)
+        assert f"{place} is in order: {count} model" in emlxd("check").stdout
+
+
+def test_a_named_configuration_comes_first(emlxd, config, monkeypatch):
+    config()
+    named = config("models: []", "named.yaml")
+    assert emlxd("check", "-c", "named.yaml").stdout == "named.yaml is in order: 0 models.\n"
+    monkeypatch.setenv("EMLXD_CONFIG", str(named))
+    assert "0 models" in emlxd("check").stdout
+
+
+def test_a_named_configuration_that_is_missing_is_no_reason_to_take_another(emlxd, config):
+    config()
+    result = emlxd("check", "--config", "other.yaml")
+    assert result.exit_code == 1
+    assert "other.yaml: cannot read the file" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "pull", "models", "chat"])
+def test_every_problem_of_the_configuration_is_one_line(emlxd, config, command):
+    config("server:\n  prot: 1\nmodels:\n  - {name: a, source: {path: a.gguf}, slots: many}\n")
+    result = emlxd(command)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["config.yaml:2:", "config.yaml:4:"]
+
+
+def test_pull_says_where_the_files_are(emlxd, config, tmp_path):
+    config()
+    result = emlxd("pull", "s")
+    assert (result.exit_code, result.stdout) == (0, f"small: {tmp_path / 'small.gguf'}\n")
+
+
+def test_pull_of_files_that_cannot_be_had_says_so(emlxd, config, tmp_path):
+    config()
+    result = emlxd("pull")
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'absent.gguf'} does not exist" in result.stderr
+
+
+def test_pull_of_an_unknown_model_lists_the_known_ones(emlxd, config):
+    config()
+    result = emlxd("pull", "smal")
+    assert result.exit_code == 1
+    assert result.stderr == "No model is called 'smal'. The configuration has: small, absent.\n"
+
+
+def test_pull_fetches_what_is_missing_and_reports_progress(emlxd, config, tmp_path, monkeypatch):
+    config()
+
+    def fetch(source, progress):
+        progress("downloading", 1, None)
+        progress("downloading", 5, 5)
+        source.path.touch()
+        return source.path
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    result = emlxd("pull")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1] == f"absent: {tmp_path / 'absent.gguf'}"
+    assert "Fetching absent" in result.stderr
+    assert "Fetching small" not in result.stderr
+
+
+def test_a_failed_download_is_one_line(emlxd, config, monkeypatch):
+    config()
+
+    def fetch(source, progress):
+        progress("downloading", 1, 5)
+        raise SourceError("no route to the registry")
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    result = emlxd("pull", "absent")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "no route to the registry")
+
+
+def test_models_lists_files_and_states(emlxd, config, daemon):
+    config(port=daemon.server_port)
+    result = emlxd("models")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[0] == ["model", "aliases", "source", "files", "state"]
+    assert (rows[1][0], rows[1][1], rows[1][-2:]) == ("small", "s", ["here", "loaded"])
+    assert (rows[2][0], rows[2][-2:]) == ("absent", ["missing", "failed"])
+    assert result.stderr == ""
+
+
+def test_models_works_while_the_daemon_loads(emlxd, config, daemon):
+    daemon.states = None
+    config(port=daemon.server_port)
+    result = emlxd("models")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1].split()[-2:] == ["here", "-"]
+    assert result.stderr == "Not every model answers: small is loading.\n"
+
+
+def test_models_works_without_a_daemon(emlxd, config):
+    config()
+    result = emlxd("models")
+    assert result.exit_code == 0
+    assert "No server answers at http://127.0.0.1:1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], ("pydantic", "yaml", "rich.progress", "emlxd.config")),
+        (["check"], ("rich.progress", "huggingface_hub", "emlxd.sources", "emlxd.metrics")),
+        (["models"], ("huggingface_hub", "httpx")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(config, tmp_path, arguments, heavy):
+    config()
+    code = "import sys\nfrom emlxd.cli import app\napp(standalone_mode=False)\nprint(*sys.modules)"
+    out = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    loaded = set(out.splitlines()[-1].split())
+    never = {"mlx", "mlx.core", "quart", "hypercorn", "tokenizers", "transformers", "structlog", "numpy"}
+    assert not loaded & (never | set(heavy))
