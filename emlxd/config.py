@@ -191,6 +191,9 @@ class ModelDefaults(Section):
         default=True, description="Compile the decode step. Off gives the same tokens, slower."
     )
     prefill_chunk: Whole = Field(default=512, ge=16, le=8192, description="Prompt tokens computed at once.")
+    prefill_slice: Duration = Field(
+        default=0.25, gt=0, description="How long a prompt may hold up running streams at a time, in seconds."
+    )
     stream_chunks: Literal["word", "token"] = Field(
         default="word", description="Streamed chunks hold whole words, or go out token by token."
     )

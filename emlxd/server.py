@@ -18,15 +18,47 @@ from quart import Quart
 
 from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
-from emlxd.api.surface import Registry
-from emlxd.config import ServerSettings, Settings
+from emlxd.api import surface
+from emlxd.config import ModelSettings, ServerSettings, Settings
 from emlxd.errors import UserError
 from emlxd.metrics import Metrics
+from emlxd.registry import Registry
+from emlxd.sources import fetch
+from emlxd.worker.load import load_model
+from emlxd.worker.worker import Worker, WorkerOptions
 
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
 _log = structlog.get_logger("emlxd.server")
 
 Load = Callable[[], Awaitable[object]]
+
+
+def run(settings: Settings) -> None:
+    """Serve what ``settings`` say until told to stop. Raises UserError for what the user can mend."""
+    listener = bind(settings.server)
+    asyncio.run(_run(settings, listener))
+
+
+async def _run(settings: Settings, listener: socket.socket) -> None:
+    from emlxd.graph import device
+
+    device.limit_buffer_cache(settings.memory.buffer_cache_bytes)
+    registry = Registry(settings.models, _make_worker)
+    metrics = Metrics(device=device.current_device().kind)
+    try:
+        await serve(settings, registry, metrics, listener, load=registry.load)
+    finally:
+        await registry.close()
+
+
+def _make_worker(model: ModelSettings) -> Worker:
+    options = WorkerOptions(
+        name=model.name,
+        max_queue=model.max_queue,
+        prefill_chunk=model.prefill_chunk,
+        prefill_slice=model.prefill_slice,
+    )
+    return Worker(options, lambda: load_model(model, fetch(model.source)))
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -60,7 +92,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 async def serve(
     settings: Settings,
-    registry: Registry,
+    registry: surface.Registry,
     metrics: Metrics,
     listener: socket.socket,
     *,
@@ -91,7 +123,7 @@ async def serve(
         loading.result()
 
 
-def announce(settings: ServerSettings, registry: Registry, listener: socket.socket) -> None:
+def announce(settings: ServerSettings, registry: surface.Registry, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     models = ", ".join(entry.name for entry in registry.models) or "no models"
     print(f"emlxd serves {models} at http://{_url_host(settings.host)}:{port}/v1", flush=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 import mlx.core as mx
 
 from emlxd.graph.cpu_math import exp
+
+_HIDDEN: Final = -1e30  # finite, since a row that sees nothing must not become NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,19 @@ class Place:
         return self.starts[:, None] + mx.arange(self.length, dtype=mx.int32)
 
     @property
-    def mask(self) -> mx.array:
+    def visible(self) -> mx.array:
         """bool [B, 1, L, window]: a token sees itself and what came before it."""
         return mx.arange(self.window, dtype=mx.int32) <= self.positions[:, None, :, None]
 
 
-# (q [B, H, L, d], k [B, Hk, W, d], v [B, Hk, W, d], scale, mask [B, 1, L, W]) -> [B, H, L, d]
-Attend = Callable[[mx.array, mx.array, mx.array, float, mx.array], mx.array]
+class Attention(Protocol):
+    """How a device computes attention, and the form of mask that it does so with."""
+
+    def mask(self, place: Place) -> mx.array:
+        """What all layers of one forward share."""
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
+        """q [B, H, L, d], k and v [B, Hk, window, d] -> [B, H, L, d]."""
 
 
 def write(cache: mx.array, new: mx.array, place: Place) -> None:
@@ -52,23 +60,41 @@ def read(cache: mx.array, place: Place) -> mx.array:
     return cache[place.rows, :, : place.window]
 
 
-def fused_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """q [B, H, L, d], k and v [B, Hk, W, d], mask bool [B, 1, L, W] -> [B, H, L, d], in one kernel."""
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+class FusedAttention:
+    """MLX's own kernel."""
+
+    def mask(self, place: Place) -> mx.array:
+        """bool [B, 1, L, window]"""
+        return place.visible
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
-def cpu_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """The same from plain operations, for a CPU.
+class CpuAttention:
+    """The same from plain float32 operations, for a CPU.
 
     Query heads that share a key head become rows of one matmul, and the sum of the weights divides the
     small result instead of the large weights.
     """
-    batch, heads, length, dim = q.shape
-    shared = k.shape[1]
-    q = (q * scale).reshape(batch, shared, -1, dim)
-    scores = (q @ k.swapaxes(-1, -2)).reshape(batch, shared, heads // shared, length, -1)
-    scores = mx.where(mask[:, :, None], scores, -1e30)
-    weights = exp(scores - scores.max(axis=-1, keepdims=True))
-    out = weights.reshape(batch, shared, -1, weights.shape[-1]) @ v
-    out = out.reshape(batch, heads, length, dim)
-    return out / weights.sum(axis=-1, keepdims=True).reshape(batch, heads, length, 1)
+
+    def __init__(self, *, compile: bool) -> None:
+        self._shifted_exp = mx.compile(_shifted_exp) if compile else _shifted_exp
+
+    def mask(self, place: Place) -> mx.array:
+        """float32 [B, 1, 1, L, window], to be added"""
+        return mx.where(place.visible, 0.0, _HIDDEN)[:, None]
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
+        batch, heads, length, dim = q.shape
+        shared, window = k.shape[1], k.shape[2]
+        rows = (batch, shared, heads // shared * length)
+        scores = (q * scale).reshape(*rows, dim) @ k.swapaxes(-1, -2)
+        scores = scores.reshape(batch, shared, heads // shared, length, window) + mask
+        weights = self._shifted_exp(scores, scores.max(axis=-1, keepdims=True)).reshape(*rows, window)
+        out = (weights @ v) / weights.sum(axis=-1, keepdims=True)
+        return out.reshape(q.shape)
+
+
+def _shifted_exp(scores: mx.array, shift: mx.array) -> mx.array:
+    return exp(scores - shift)

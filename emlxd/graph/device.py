@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import mlx.core as mx
 
 from emlxd.graph import cpu_math
-from emlxd.graph.attention import Attend, cpu_attention, fused_attention
-from emlxd.graph.layers import swiglu
+from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
+from emlxd.graph.layers import Activation, swiglu
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
 
@@ -38,11 +37,13 @@ class Device:
         """Whether quantised weights stay so. MLX's quantised matmul on a CPU is slower than a dense one."""
         return setting == "keep" or (setting == "auto" and self.gpu)
 
-    def attention(self, dtype: mx.Dtype) -> Attend:
-        return cpu_attention if self._plain(dtype) else fused_attention
+    def attention(self, dtype: mx.Dtype, *, compile: bool) -> Attention:
+        return CpuAttention(compile=compile) if self._plain(dtype) else FusedAttention()
 
-    def swiglu(self, dtype: mx.Dtype) -> Callable[[mx.array, mx.array], mx.array]:
-        return _cpu_swiglu if self._plain(dtype) else swiglu
+    def swiglu(self, dtype: mx.Dtype, *, compile: bool) -> Activation:
+        if self._plain(dtype):
+            return mx.compile(_cpu_swiglu) if compile else _cpu_swiglu
+        return mx.compile(swiglu, shapeless=True) if compile else swiglu
 
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec) if self.gpu else TableRope(spec, max_context)
@@ -53,6 +54,11 @@ class Device:
 
 def _cpu_swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * cpu_math.sigmoid(gate) * up
+
+
+def limit_buffer_cache(nbytes: int) -> None:
+    """How much freed memory MLX may keep for reuse, in this process."""
+    mx.set_cache_limit(nbytes)
 
 
 def current_device() -> Device:

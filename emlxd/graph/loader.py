@@ -25,6 +25,7 @@ def load_transformer(
     max_context: int,
     dtype: str = "auto",
     weights: str = "auto",
+    compile: bool = True,
     progress: Progress | None = None,
 ) -> Transformer:
     """Loads a model onto the device, in this thread. ``progress`` is told of layers done and in all.
@@ -48,8 +49,8 @@ def load_transformer(
         norm=take.vector("model.norm.weight", spec.hidden_size),
         head=_head(take, spec, embedding),
         rope=device.rope(spec.rope, max_context),
-        attend=device.attention(compute),
-        activation=device.swiglu(compute),
+        attention=device.attention(compute, compile=compile),
+        activation=device.swiglu(compute, compile=compile),
     )
     _refuse_leftovers(checkpoint)
     mx.eval(model.arrays())

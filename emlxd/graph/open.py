@@ -28,5 +28,6 @@ def open_runner(path: Path, settings: ModelSettings) -> MlxRunner:
         max_context=max_context,
         dtype=settings.dtype,
         weights=settings.weights,
+        compile=settings.compile,
     )
     return MlxRunner(model, slots=settings.slots, max_context=max_context, compile=settings.compile)

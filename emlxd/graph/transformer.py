@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from emlxd.graph.attention import Attend, Place, read, write
+from emlxd.graph.attention import Attention, Place, read, write
 from emlxd.graph.layers import Activation, Embedding, Linear, Parallel
 from emlxd.graph.rope import Rope
 from emlxd.graph.spec import ModelSpec
@@ -38,7 +38,7 @@ class Transformer:
     norm: mx.array
     head: Linear
     rope: Rope
-    attend: Attend
+    attention: Attention
     activation: Activation
 
     def forward(
@@ -47,10 +47,10 @@ class Transformer:
         """tokens int32 [B, L] -> hidden states [B, L, D]. Writes this step into ``keys`` and ``values``."""
         x = self.embedding(tokens)
         rotate = self.rope.at(place.starts, place.length)
-        mask = place.mask
+        mask = self.attention.mask(place)
         for layer, k, v in zip(self.layers, keys, values, strict=True):
             h = mx.fast.rms_norm(x, layer.attention_norm, self.spec.norm_eps)
-            x = x + self._attention(layer, h, rotate, mask, place, k, v)
+            x = x + self._attend(layer, h, rotate, mask, place, k, v)
             h = mx.fast.rms_norm(x, layer.mlp_norm, self.spec.norm_eps)
             gate, up = mx.split(layer.gate_up(h), 2, axis=-1)
             x = x + layer.down(self.activation(gate, up))
@@ -60,7 +60,7 @@ class Transformer:
         """[..., D] -> float32 [..., vocab_size]"""
         return self.head(mx.fast.rms_norm(hidden, self.norm, self.spec.norm_eps)).astype(mx.float32)
 
-    def _attention(
+    def _attend(
         self,
         layer: Layer,
         x: mx.array,
@@ -76,7 +76,9 @@ class Transformer:
         q, k = mx.split(rotate(qk), [spec.heads], axis=2)
         write(keys, k.swapaxes(1, 2), place)
         write(values, v.swapaxes(1, 2), place)
-        out = self.attend(q.swapaxes(1, 2), read(keys, place), read(values, place), spec.head_dim**-0.5, mask)
+        out = self.attention(
+            q.swapaxes(1, 2), read(keys, place), read(values, place), spec.head_dim**-0.5, mask
+        )
         return layer.attention_out(out.swapaxes(1, 2).reshape(batch, length, -1))
 
     def arrays(self) -> list[mx.array]:
