@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -113,6 +114,21 @@ async def test_drain_limit_answers_a_waiting_client() -> None:
         server.stop.set()
         status, headers = await wire.head()
         assert (status, headers["retry-after"]) == (503, "1")
+        await server.task
+
+
+async def test_nothing_new_starts_in_a_drain() -> None:
+    """A request whose body arrives after the signal."""
+    data = json.dumps(ONE_TOKEN).encode()
+    async with start_server(drain_timeout=60) as server, connect(server.port) as wire:
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: x", "Expect: 100-continue", f"Content-Length: {len(data)}"]
+        await wire.send("\r\n".join([*lines, "", ""]).encode())
+        assert (await wire.head())[0] == 100  # the request has begun
+        server.stop.set()
+        await refused(server.port)
+        await wire.send(data)
+        assert (await wire.head())[0] == 503
+        assert server.worker.submitted == []
         await server.task
 
 

@@ -8,6 +8,7 @@ this middleware closes when the exchange is over: answered, failed, or the clien
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -27,9 +28,11 @@ from quart import request
 
 from emlxd.api.errors import error_bytes, translate
 from emlxd.errors import RouteNotFound
+from emlxd.log import bind_request
 from emlxd.metrics import Metrics
 
 CLIENT_CLOSED = 499  # nginx's number for a client that left before the answer began
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds: logged when they fail
 _KEY = "emlxd.exchange"
 _log = structlog.get_logger("emlxd.http")
 
@@ -72,6 +75,7 @@ class ExchangeMiddleware:
         scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
         exchange = Exchange(scope["method"])
         cast(dict[str, Any], scope)[_KEY] = exchange
+        bind_request(exchange.id)
         try:
             async with exchange.cleanup:
                 await self._answer(exchange, scope, receive, send)
@@ -97,9 +101,10 @@ class ExchangeMiddleware:
     def _finish(self, exchange: Exchange, scope: HTTPScope) -> None:
         status = exchange.status or CLIENT_CLOSED
         self._metrics.http_request(exchange.route, exchange.method, status, exchange.seconds)
-        _log.info(
+        probe = exchange.route in PROBES and status == 200
+        _log.log(
+            logging.DEBUG if probe else logging.INFO,
             "request",
-            id=exchange.id,
             method=exchange.method,
             path=scope["path"],
             status=status,

@@ -141,7 +141,7 @@ def _prompts(value: Any) -> Any:
             return [value]
         if all(isinstance(prompt, str) for prompt in value):
             return value
-        if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
+        if all(isinstance(prompt, list) and all(map(_is_token, prompt)) for prompt in value):
             return value
     raise PydanticCustomError(
         "prompt", "expected a string, an array of strings, an array of token ids, or an array of those"

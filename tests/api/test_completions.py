@@ -77,6 +77,7 @@ async def test_choices_of_several_prompts(server: Server, client: openai.AsyncOp
     answer = await complete(client, ["x", "yz"], n=2, best_of=2, echo=True)
     assert [choice.text for choice in answer.choices] == ["x" + SAID, "x" + SAID, "yz" + SAID, "yz" + SAID]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert len({request.id for request in server.worker.submitted}) == 4
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 24)
     chunks = await stream(client, ["x", "yz"], n=2, echo=True)
