@@ -11,9 +11,10 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 UV := $(shell command -v uv 2>/dev/null)
 
-# uv is only faster, and reads no pip.conf: what it cannot install, pip may.
-INSTALL = $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet $(1) 2>/dev/null ||) \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+# $(call INSTALL,extras): uv is only faster, and reads no pip.conf, so what it cannot install, pip may.
+INSTALL = $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --editable '.[$(1)]' 2>/dev/null ||) \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'
+TEST_EXTRAS = $(EXTRA),test
 
 .PHONY: run test check format bench clean
 
@@ -53,10 +54,10 @@ endif
 
 $(VENV)/.installed-$(EXTRA): pyproject.toml | $(BIN)/python
 	@echo "Installing emlxd[$(EXTRA)] into $(VENV) ..."
-	@$(call INSTALL,--editable '.[$(EXTRA)]')
+	@$(call INSTALL,$(EXTRA))
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-$(EXTRA)
 	@echo "Installing what the tests need ..."
-	@$(call INSTALL,--editable '.[$(EXTRA),test]')
+	@$(call INSTALL,$(TEST_EXTRAS))
 	@touch $@
