@@ -16,9 +16,9 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 from quart import Quart
 
+from emlxd.api import surface
 from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
-from emlxd.api import surface
 from emlxd.config import ModelSettings, ServerSettings, Settings
 from emlxd.errors import UserError
 from emlxd.metrics import Metrics
@@ -27,6 +27,7 @@ from emlxd.sources import fetch
 from emlxd.worker.load import load_model
 from emlxd.worker.worker import Worker, WorkerOptions
 
+BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropped at 100
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
 _log = structlog.get_logger("emlxd.server")
 
@@ -107,9 +108,10 @@ async def serve(
     drain = Drain()
     stop = stop or asyncio.Event()
     app = create_app(registry, settings, metrics, drain)
-    announce(settings.server, registry, listener)
-    config = hypercorn_config(settings.server, listener)
     with _stop_on_signals(stop):
+        listener.listen(BACKLOG)  # before it is announced: who reads the line may connect
+        announce(settings.server, registry, listener)
+        config = hypercorn_config(settings.server, listener)
         serving = asyncio.create_task(_listen(app, config, stop))
         loading = asyncio.create_task(_load(load, stop))
         try:
@@ -136,7 +138,7 @@ def hypercorn_config(settings: ServerSettings, listener: socket.socket) -> Confi
     """
     config = Config()
     config.bind = [f"fd://{listener.detach()}"]
-    config.backlog = 2048  # a burst of clients waits instead of being dropped at 100
+    config.backlog = BACKLOG
     config.alpn_protocols = ["http/1.1"]  # no TLS here; HTTP/2 only by prior knowledge
     config.keep_alive_timeout = 75.0  # above the 5 to 60 s of client pools, so that they close first
     config.keep_alive_max_requests = sys.maxsize  # one process: nothing is gained by reconnecting

@@ -1,0 +1,91 @@
+"""What the daemon answers is what mlx-lm computes from the same weights, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.daemon import Daemon, running
+from tests.e2e.conftest import MODEL
+from tests.e2e.oracle import Oracle
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    "Give me three facts about the Moon.",
+    "Why is the sky blue?",
+    "Write a haiku about rain.",
+    "What is 17 times 23?",
+    "Translate 'good morning' into French.",
+    "Name the planets of the solar system.",
+    "Write a Python function that reverses a list.",
+    "Explain what a hash table is to a child.",
+    "Napiš větu v češtině.",
+    "请用中文介绍一下你自己。",
+    "List five fruits and their colours.",
+    "Who wrote Hamlet?",
+    "Summarise: The quick brown fox jumps over the lazy dog. The dog sleeps on.",
+    "What comes after Monday?",
+    "Give me a recipe for pancakes.",
+    "😀 What does this emoji mean?",
+    "Count from 1 to 20.",
+    "Write a limerick about a cat named Max.",
+    "def fibonacci(n):",
+    "What is the difference between TCP and UDP? Answer in detail, with examples of where each is used.",
+]
+TOKENS = 64
+
+
+async def answer(daemon: Daemon, prompt: str, *, model: str = "smol") -> tuple[str, int]:
+    async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=300) as client:
+        response = await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=TOKENS
+        )
+    assert response.usage
+    return response.choices[0].message.content or "", response.usage.completion_tokens
+
+
+@pytest.fixture(scope="module")
+def batched(daemon: Daemon) -> dict[str, tuple[str, int]]:
+    """All prompts at once: the daemon decodes eight at a time, in changing company."""
+
+    async def ask() -> list[tuple[str, int]]:
+        return await asyncio.gather(*(answer(daemon, prompt) for prompt in PROMPTS))
+
+    return dict(zip(PROMPTS, asyncio.run(ask()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle()
+
+
+def chat_prompt(prompt: str) -> str:
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_batched_answers_equal_the_oracle(
+    batched: dict[str, tuple[str, int]], oracle: Oracle, prompt: str
+) -> None:
+    text, count = batched[prompt]
+    encode = oracle.tokenizer.encode
+    tokens = oracle.greedy(encode(chat_prompt(prompt)), TOKENS, guess=encode(text))
+    assert text == oracle.tokenizer.decode(tokens)
+    assert count == len(tokens)
+
+
+def test_solo_answers_equal_batched_ones(daemon: Daemon, batched: dict[str, tuple[str, int]]) -> None:
+    for prompt in PROMPTS[::5]:
+        assert asyncio.run(answer(daemon, prompt)) == batched[prompt]
+
+
+def test_eager_answers_equal_compiled_ones(tmp_path: Path, batched: dict[str, tuple[str, int]]) -> None:
+    config = {"models": [MODEL | {"compile": False, "slots": 1, "prefill_chunk": 16}]}
+    with running(tmp_path, config) as eager:
+        for prompt in PROMPTS[:2]:
+            assert asyncio.run(answer(eager, prompt)) == batched[prompt]
