@@ -19,13 +19,21 @@ Chunking = Literal["word", "token"]
 class SamplingParams:
     """How the next token is chosen from the logits.
 
-    ``temperature`` 0 is greedy. A parameter at its default changes nothing.
+    ``temperature`` 0 is greedy. A parameter at its default changes nothing. ``logit_bias`` pairs token ids
+    with what is added to their logits. ``logprobs`` asks for the log-probability of each token and of that
+    many of the likeliest ones (0 to 20). No end token is sampled before ``min_tokens``.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
     seed: int | None = None
 
     @property
@@ -53,8 +61,10 @@ class ModelInfo:
 class GenerateRequest:
     """One generation, already tokenized and checked.
 
-    ``max_tokens`` is resolved: at least 1, and the prompt plus ``max_tokens`` fits the model's
-    context. ``stop`` holds strings that end the text and are not part of it.
+    ``max_tokens`` is resolved: the prompt plus ``max_tokens`` fits the model's context, and 0 means that
+    the prompt is only read. ``stop`` holds strings that end the text and are not part of it. ``n`` answers
+    share one prompt; their events carry ``index`` 0..n-1. ``prompt_logprobs`` asks for the log-probabilities
+    of the prompt's own tokens, as ``SamplingParams.logprobs`` does for the answer's.
     """
 
     id: str
@@ -62,6 +72,9 @@ class GenerateRequest:
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    n: int = 1
+    ignore_eos: bool = False
+    prompt_logprobs: int | None = None
     chunking: Chunking = "word"
 
 
@@ -84,20 +97,45 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log-probability before sampling parameters, and the likeliest at its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of the prompt, one entry a token. The first has none."""
+
+    logprobs: tuple[TokenLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text that became final: whole characters, past any possible stop string."""
+    """Text that became final: whole characters, past any possible stop string.
+
+    ``logprobs``, if asked for, covers exactly the tokens that end within the text.
+    """
 
     text: str
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that ended by itself."""
+    """The last event of an answer that ended by itself. With ``n`` answers there are n of them.
+
+    ``usage.prompt_tokens`` counts the prompt once, whatever ``n`` is.
+    """
 
     reason: FinishReason
     usage: Usage
     timing: Timing
     stop_sequence: str | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +145,4 @@ class Failed:
     error: EmlxdError
 
 
-Event = TextPiece | Finished | Failed
+Event = PromptScored | TextPiece | Finished | Failed

@@ -197,8 +197,9 @@ def server_process(drain_timeout: float) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
+    """The port answers as soon as it is announced."""
     with server_process(drain_timeout=0) as (process, port):
-        async with connected_once_it_listens(port) as wire:
+        async with connect(port) as wire:
             await running_stream(process, wire)
             process.send_signal(number)
             assert "error" in payloads(await wire.body())[-1]
@@ -207,20 +208,9 @@ async def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
 
 async def test_a_second_signal_ends_it_at_once() -> None:
     with server_process(drain_timeout=3600) as (process, port):
-        async with connected_once_it_listens(port) as wire:
+        async with connect(port) as wire:
             await running_stream(process, wire)
             process.send_signal(signal.SIGTERM)
             await refused(port)
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait) == -signal.SIGTERM
-
-
-@contextlib.asynccontextmanager
-async def connected_once_it_listens(port: int) -> Any:
-    while True:
-        try:
-            async with connect(port) as wire:
-                yield wire
-            return
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.01)
