@@ -10,8 +10,10 @@ import httpx
 import openai
 import pytest
 
+from emlxd.api.app import create_app
+from emlxd.config import Settings
 from emlxd.errors import ServerFault
-from emlxd.worker.mailbox import Generation
+from emlxd.metrics import Metrics
 from tests.api.conftest import Server, start_server
 from tests.api.wire import Wire, connect
 from tests.fakes import FakeRegistry, FakeWorker
@@ -208,24 +210,35 @@ async def test_leaving_while_the_prompt_is_encoded(server: Server, monkeypatch: 
     assert server.worker.submitted == []
 
 
-async def test_leaving_between_submission_and_the_headers(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leaving_between_submission_and_the_headers() -> None:
     """The handler is cancelled with a generation running and a stream that never began."""
-    submit = server.worker.submit
-    server.worker.gate.clear()
-    async with connect(server.port) as wire:
+    registry, answering = FakeRegistry(), asyncio.Event()
+    registry.worker.gate.clear()
+    app = create_app(registry, Settings(), Metrics(device="fake"))
+    messages: list[Any] = [{"type": "http.request", "body": json.dumps(STREAM).encode()}]
 
-        def submit_and_lose_the_client(request: Any) -> Generation:
-            generation = submit(request)
-            current = asyncio.current_task()
-            assert current is not None
-            asyncio.get_running_loop().call_soon(current.cancel)
-            return generation
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await answering.wait()
+        return {"type": "http.disconnect"}
 
-        monkeypatch.setattr(server.worker, "submit", submit_and_lose_the_client)
-        await wire.post(CHAT, STREAM)
-        await abandoned(server)
+    async def send(_: Any) -> None:
+        answering.set()
+        await asyncio.Event().wait()
+
+    scope: Any = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": CHAT,
+        "query_string": b"",
+        "headers": [(b"host", b"x")],
+    }
+    await app(scope, receive, send)
+    assert len(registry.worker.submitted) == len(registry.worker.cancelled) == 1
+    assert registry.leased == 0
 
 
 async def test_slow_reader_does_not_hold_up_others(server: Server, client: openai.AsyncOpenAI) -> None:
