@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from emlxd.api.exchange import Exchange, current_exchange
 from emlxd.api.fields import GenerationBody
+from emlxd.api.render import Said
 from emlxd.api.surface import Services, Worker
 from emlxd.core import (
     Event,
@@ -26,8 +27,6 @@ from emlxd.metrics import Metrics
 from emlxd.worker.mailbox import Generation
 
 T = TypeVar("T")
-
-Said = TextPiece | Finished  # what is left of the events once failures are raised
 
 
 class Source(Protocol):
@@ -82,7 +81,8 @@ def sampling_params(defaults: SamplingParams, body: GenerationBody, nth: int = 0
 
     The n choices of one seeded request use successive seeds, so that they differ and repeat.
     """
-    params = SamplingParams(
+    params = replace(
+        defaults,
         temperature=_or(body.temperature, defaults.temperature),
         top_p=_or(body.top_p, defaults.top_p),
         top_k=max(_or(body.top_k, defaults.top_k), 0),  # -1 is a common way to say off
@@ -156,7 +156,7 @@ class Run:
         if isinstance(event, Finished):
             self._end(event.reason)
             self._metrics.generation_finished(self._model, event.usage, event.timing)
-        elif not self._spoke:
+        elif isinstance(event, TextPiece) and not self._spoke:
             self._spoke = True
             self._metrics.first_token(self._model, self._exchange.seconds)
         return event

@@ -13,17 +13,18 @@ from typing import Any, ClassVar, Protocol
 import orjson
 from quart import Response
 
-from emlxd.core import Finished, TextPiece, Usage
+from emlxd.core import Finished, PromptScored, TextPiece, Usage
 from emlxd.metrics import package_version
 
 Json = dict[str, Any]
+Said = PromptScored | TextPiece | Finished  # what is left of the events once failures are raised
 
 
 class Renderer(Protocol):
     """``start``, ``event`` and ``end`` give the chunks to send; ``result`` the whole answer."""
 
     def start(self) -> list[Json]: ...
-    def event(self, index: int, event: TextPiece | Finished) -> list[Json]: ...
+    def event(self, index: int, event: Said) -> list[Json]: ...
     def end(self) -> list[Json]: ...
     def result(self) -> Json: ...
 
@@ -92,11 +93,13 @@ class ChoiceRenderer(ABC):
     def start(self) -> list[Json]:
         return []
 
-    def event(self, index: int, event: TextPiece | Finished) -> list[Json]:
+    def event(self, index: int, event: Said) -> list[Json]:
         answer = self._answers[index]
         if isinstance(event, Finished):
             answer.finished = event
             return [self._chunk(self._delta(index, None, event.reason))]
+        if isinstance(event, PromptScored):
+            return []  # no body may ask for it
         answer.texts.append(event.text)
         return [self._chunk(self._delta(index, event.text, None))]
 

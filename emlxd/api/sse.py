@@ -10,8 +10,8 @@ import orjson
 from quart import Response
 
 from emlxd.api.errors import error_object, translate
-from emlxd.api.generate import Choices, Said
-from emlxd.api.render import Renderer
+from emlxd.api.generate import Choices
+from emlxd.api.render import Renderer, Said
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": keep-alive\n\n"  # a comment: every SSE reader skips it
