@@ -18,7 +18,7 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
     NARROW = 16,           /* most rows for the narrow kernels; beyond, packing pays */
     READ = 128 << 10,      /* bytes of the matrix that one chunk of a narrow product reads */
-    BLOCK = 256,           /* columns in one chunk of a wide product */
+    BLOCK = 128,           /* columns in one chunk of a wide product */
     SMALL = 1 << 18,       /* multiplications up to which a wide product is not worth sharing */
     SPINS = 20000,         /* looks at the ticket before a helper sleeps: some 100 microseconds */
 };
