@@ -41,8 +41,10 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, listener: socket.socket) -> None:
-    from emlxd.graph import device
+    from emlxd.graph import BLAS, device
 
+    if BLAS.hint:
+        _log.warning(BLAS.hint)
     device.limit_buffer_cache(settings.memory.buffer_cache_bytes)
     registry = Registry(settings.models, _make_worker)
     metrics = Metrics(device=device.current_device().kind)

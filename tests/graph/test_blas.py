@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emlxd.graph import BLAS, blas
+from tests.daemon import running
 
 pytestmark = pytest.mark.skipif(not BLAS.narrow, reason="only MLX's CPU build for Linux, with a C compiler")
 
@@ -201,6 +202,12 @@ def test_after_mlx_it_is_too_late_and_said_so(tmp_path):
     code = "import mlx.core\nfrom emlxd.graph import BLAS\nprint(BLAS.hint)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "imported before" in out
+
+
+def test_the_daemon_says_once_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMLXD_BLAS", "/nowhere.so")
+    with running(tmp_path, {"models": []}) as daemon:
+        assert daemon.log.read_text().count("install scipy-openblas32") == 1
 
 
 def test_loading_twice_is_loading_once():
