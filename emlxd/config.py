@@ -164,6 +164,14 @@ class SamplingDefaults(Section):
     )
 
 
+class PrefixCacheSettings(Section):
+    """What stays of finished prompts and answers, for requests that begin alike."""
+
+    bytes: Size = Field(
+        default=128 * 1024 * 1024, ge=0, description="Memory for K/V blocks of 64 tokens. 0 turns the cache off."
+    )
+
+
 class ModelDefaults(Section):
     """What every model may set, and ``defaults`` sets for all of them."""
 
@@ -193,6 +201,9 @@ class ModelDefaults(Section):
     prefill_chunk: Whole = Field(default=512, ge=16, le=8192, description="Prompt tokens computed at once.")
     prefill_slice: Duration = Field(
         default=0.25, gt=0, description="How long a prompt may hold up running streams at a time, in seconds."
+    )
+    prefix_cache: PrefixCacheSettings = Field(
+        default=PrefixCacheSettings(), description="Reuse of what requests have in common."
     )
     stream_chunks: Literal["word", "token"] = Field(
         default="word", description="Streamed chunks hold whole words, or go out token by token."

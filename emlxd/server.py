@@ -24,6 +24,7 @@ from emlxd.errors import UserError
 from emlxd.metrics import Metrics
 from emlxd.registry import Registry
 from emlxd.sources import fetch
+from emlxd.worker.gate import Gate
 from emlxd.worker.load import load_model
 from emlxd.worker.worker import Worker, WorkerOptions
 
@@ -46,7 +47,8 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     if BLAS.hint:
         _log.warning(BLAS.hint)
     device.limit_buffer_cache(settings.memory.buffer_cache_bytes)
-    registry = Registry(settings.models, _make_worker)
+    gate = Gate()
+    registry = Registry(settings.models, lambda model: _make_worker(model, gate))
     metrics = Metrics(device=device.current_device().kind)
     try:
         await serve(settings, registry, metrics, listener, load=registry.load)
@@ -54,14 +56,14 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
         await registry.close()
 
 
-def _make_worker(model: ModelSettings) -> Worker:
+def _make_worker(model: ModelSettings, gate: Gate) -> Worker:
     options = WorkerOptions(
         name=model.name,
         max_queue=model.max_queue,
         prefill_chunk=model.prefill_chunk,
         prefill_slice=model.prefill_slice,
     )
-    return Worker(options, lambda: load_model(model, fetch(model.source)))
+    return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
 
 
 def bind(settings: ServerSettings) -> socket.socket:

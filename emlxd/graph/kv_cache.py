@@ -30,7 +30,7 @@ class KVCache:
             window *= 2
         return min(window, self._max_context)
 
-    def move(self, source: int, target: int, tokens: int) -> None:
+    def copy(self, source: int, target: int, tokens: int) -> None:
         """Copies the first ``tokens`` positions of one slot to another."""
         window = self.window(tokens)
         for layer in (*self.keys, *self.values):

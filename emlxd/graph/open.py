@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from emlxd.config import ModelSettings
@@ -13,7 +14,7 @@ from emlxd.graph.loader import load_transformer
 from emlxd.graph.runner import MlxRunner
 
 
-def open_runner(path: Path, settings: ModelSettings) -> MlxRunner:
+def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int] = ()) -> MlxRunner:
     """Loads the model in this thread, which must be the one that runs it. Raises ModelFormatError."""
     checkpoint = open_checkpoint(path)
     limit = spec_of(checkpoint.config, str(path)).max_position
@@ -30,4 +31,11 @@ def open_runner(path: Path, settings: ModelSettings) -> MlxRunner:
         weights=settings.weights,
         compile=settings.compile,
     )
-    return MlxRunner(model, slots=settings.slots, max_context=max_context, compile=settings.compile)
+    return MlxRunner(
+        model,
+        slots=settings.slots,
+        max_context=max_context,
+        compile=settings.compile,
+        end_tokens=end_tokens,
+        prefix_cache_bytes=settings.prefix_cache.bytes,
+    )

@@ -2,49 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, cast
 
 import mlx.core as mx
 
-from emlxd.core import SamplingParams
+from emlxd.core import TokenLogprob
 from emlxd.graph.attention import Place
-from emlxd.graph.batch import PrefillRow
+from emlxd.graph.batch import Begin, PrefillRow, StepOutput
+from emlxd.graph.block_pool import BlockPool
 from emlxd.graph.kv_cache import KVCache
-from emlxd.graph.sampling import SamplingArrays, SamplingMode, sample
-from emlxd.graph.step import DecodeSteps, StepShape
+from emlxd.graph.sampling import MAX_LOGPROBS, Logprobs, logprobs, sample
+from emlxd.graph.slots import SlotSampling
+from emlxd.graph.step import DecodeSteps, Sampled
 from emlxd.graph.transformer import Transformer
 
-_IDLE: Final = SamplingParams(temperature=0.0)
+SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
+# What MLX's allocators and drivers say; MLX has no exception type of its own for it.
+OUT_OF_MEMORY: Final = (
+    "out of memory",
+    "insufficient memory",
+    "unable to allocate",
+    "[malloc",
+    "out_of_memory",
+)
 
 
 class Pending:
     """A dispatched step, still running on the device."""
 
-    def __init__(self, tokens: mx.array, rows: int, barrier: mx.array | None = None) -> None:
+    def __init__(
+        self,
+        tokens: mx.array,
+        wanted: Sequence[int | None],
+        logprobs: Logprobs | None = None,
+        scores: Sequence[Sequence[Scored]] = (),
+        barrier: mx.array | None = None,
+    ) -> None:
+        """``wanted`` has an entry for each row: how many likely tokens it asks for, None for no logprobs."""
         self._tokens = tokens
-        self._rows = rows
+        self._wanted = wanted
+        self._logprobs = logprobs
+        self._scores = scores
         self._barrier = barrier
 
-    def read(self) -> list[int]:
-        """Waits for the step; one token for each row that samples, in the order of the rows."""
+    def read(self) -> StepOutput:
+        """Waits for the step."""
         if self._barrier is not None:
             mx.eval(self._barrier)
-        return cast("list[int]", self._tokens.tolist())[: self._rows]
+        tokens = cast("list[int]", self._tokens.tolist())[: len(self._wanted)]
+        logprobs = self._logprobs.rows(tokens, self._wanted) if self._logprobs else None
+        scores = [[one for part in row for one in part.read()] for row in self._scores]
+        return StepOutput(tokens, logprobs, scores)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of some of a prompt's tokens."""
+
+    tokens: tuple[int, ...]
+    logprobs: Logprobs
+
+    def read(self) -> list[TokenLogprob]:
+        rows = self.logprobs.rows(self.tokens, [MAX_LOGPROBS] * len(self.tokens))
+        return [row for row in rows if row is not None]
 
 
 class MlxRunner:
     """A model, its cache and its compiled steps. Use it only on the thread that made it."""
 
-    def __init__(self, model: Transformer, *, slots: int, max_context: int, compile: bool) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        slots: int,
+        max_context: int,
+        compile: bool,
+        end_tokens: Collection[int] = (),
+        prefix_cache_bytes: int = 0,
+    ) -> None:
         self.slots = slots
         self.max_context = max_context
         self._model = model
-        self._cache = KVCache(model.spec, slots, max_context, model.dtype)
+        self._end_tokens = end_tokens
+        self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile)
-        self._tokens = mx.zeros((slots,), mx.int32)
-        self._params = [_IDLE] * slots
-        self._sampling: dict[int, tuple[SamplingMode, SamplingArrays]] = {}
+        self._forwarded: tuple[mx.array, mx.array] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all sequences and blocks, as is needed after a step has failed half-way."""
+        self._cache = KVCache(self._model.spec, self.slots, self.max_context, self._model.dtype)
+        self._pool = BlockPool(self._cache, self._prefix_cache_bytes)
+        self._sampling = SlotSampling(self.slots, self.vocab_size, self._end_tokens)
+        self._tokens = mx.zeros((self.slots,), mx.int32)
 
     @property
     def architecture(self) -> str:
@@ -63,12 +116,21 @@ class MlxRunner:
         return self._cache.nbytes
 
     @property
+    def prefix_cache_bytes(self) -> int:
+        return self._pool.nbytes
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the prefix cache has room for."""
+        return self._pool.blocks
+
+    @property
     def traces(self) -> int:
-        """How often a decode step was traced; once a shape when all is well."""
+        """How often a part of a decode step was traced; once a shape when all is well."""
         return self._steps.traces
 
     def prefill(self, rows: Sequence[PrefillRow]) -> Pending:
-        """Runs pieces of prompts side by side, padded to the longest."""
+        """Runs pieces of prompts side by side, padded to the longest. One token a row that has ``begin``."""
         length = max(len(row.tokens) for row in rows)
         place = Place(
             rows=_slots_of(rows),
@@ -77,32 +139,52 @@ class MlxRunner:
             window=self._cache.window(max(row.start for row in rows) + length),
         )
         tokens = mx.array([[*row.tokens, *[0] * (length - len(row.tokens))] for row in rows], dtype=mx.int32)
-        cache = self._cache
-        hidden = self._model.forward(tokens, place, cache.keys, cache.values)
-        first = self._sample_first(hidden, rows)
+        hidden = self._model.forward(tokens, place, self._cache.keys, self._cache.values)
+        scores = [self._score(hidden[index], row.targets) for index, row in enumerate(rows)]
         barrier = hidden[:, -1, :1]
-        self._dispatch(first, barrier)
-        return Pending(first, first.shape[0], barrier)
-
-    def _sample_first(self, hidden: mx.array, rows: Sequence[PrefillRow]) -> mx.array:
-        """Samples for the rows whose prompt is complete; sets their slots up for decoding."""
-        last = [(index, row) for index, row in enumerate(rows) if row.sampling is not None]
+        last = [(index, row.slot, row.begin) for index, row in enumerate(rows) if row.begin]
         if not last:
-            return mx.zeros((0,), mx.int32)
-        params = [row.sampling for _, row in last if row.sampling is not None]
-        at = (
-            mx.array([index for index, _ in last]),
-            mx.array([len(row.tokens) - 1 for _, row in last]),
-        )
-        positions = mx.array([row.start + len(row.tokens) - 1 for _, row in last], dtype=mx.int32)
-        logits = self._model.logits(hidden[at])
-        tokens = sample(logits, positions, SamplingArrays.of(params), SamplingMode.of(params))
-        slots = [row.slot for _, row in last]
-        self._tokens[mx.array(slots)] = tokens
-        for slot, param in zip(slots, params, strict=True):
-            self._params[slot] = param
-        self._sampling.clear()
-        return tokens
+            self._dispatch(barrier)
+            return Pending(mx.zeros((0,), mx.int32), [], scores=scores, barrier=barrier)
+        ends = mx.array([len(rows[index].tokens) - 1 for index, _, _ in last], dtype=mx.int32)
+        at = mx.array([index for index, _, _ in last], dtype=mx.int32)
+        positions = place.starts[at] + ends
+        begins = [(slot, begin) for _, slot, begin in last]
+        first, found = self._begin(begins, self._model.logits(hidden[at, ends]), positions)
+        self._dispatch(barrier, first)
+        return Pending(first, [begin.sampling.logprobs for _, begin in begins], found, scores, barrier)
+
+    def _begin(
+        self, begins: Sequence[tuple[int, Begin]], logits: mx.array, positions: mx.array
+    ) -> tuple[mx.array, Logprobs | None]:
+        """Samples the first token of every row and sets its slot up for decoding."""
+        slots = [slot for slot, _ in begins]
+        for slot, begin in begins:
+            self._sampling.begin(slot, begin)
+        masks = [begin.allowed for _, begin in begins]
+        mode = self._sampling.mode(slots).with_mask(any(masks))
+        at = mx.array(slots)
+        own = {
+            name: array if name == "ends" else array[at]
+            for name, array in self._sampling.arrays(mode).items()
+        }
+        if mode.masked:
+            own["allowed"] = self._mask_array(masks)
+        tokens = sample(logits, positions, own, mode)
+        self._tokens[at] = tokens
+        self._sampling.count(slots, tokens)
+        return tokens, logprobs(logits, tokens) if mode.logprobs else None
+
+    def _score(self, hidden: mx.array, targets: tuple[int, ...]) -> list[Scored]:
+        """hidden [L, D]; evaluated part by part, since the logits of a whole chunk may be a gigabyte."""
+        parts = []
+        for start in range(0, len(targets), SCORED_AT_ONCE):
+            some = targets[start : start + SCORED_AT_ONCE]
+            logits = self._model.logits(hidden[start : start + len(some)])
+            found = logprobs(logits, mx.array(some, dtype=mx.int32))
+            mx.eval(found.chosen, found.top_tokens, found.top)
+            parts.append(Scored(some, found))
+        return parts
 
     def decode(self, positions: Sequence[int | None]) -> Pending:
         """One step for slots 0..n-1; ``positions[i]`` is where slot i's pending token is written.
@@ -110,41 +192,87 @@ class MlxRunner:
         None is a slot that does not decode, idle or in the middle of its prompt. Its row is computed all the
         same and writes at the last position, which a sequence reads only in the step that writes it.
         """
-        rows = self._bucket(len(positions))
-        mode, sampling = self._sampling_of(rows)
-        scratch = self.max_context - 1
-        at = [scratch if position is None else position for position in positions]
-        padded = mx.array(at + [scratch] * (rows - len(at)), dtype=mx.int32)
-        window = self._cache.window(max(position for position in positions if position is not None) + 1)
-        shape = StepShape(rows, window, mode)
-        cache = self._cache
-        self._tokens = self._steps(shape, self._tokens, padded, sampling, cache.keys, cache.values)
-        self._dispatch()
-        return Pending(self._tokens, len(positions))
+        mode = self._sampling.mode(slice(0, len(positions)))
+        window, at = self._places(positions)
+        slots = self._sampling.arrays(mode)
+        sampled = self._steps.step(mode, window, self._tokens, at, slots, self._cache)
+        return self._sampled(sampled, len(positions))
+
+    def forward(self, positions: Sequence[int | None]) -> None:
+        """The first half of ``decode``, for steps whose masks are still being computed."""
+        window, at = self._places(positions)
+        logits = self._steps.forward(window, self._tokens, at, self._cache)
+        self._forwarded = (logits, at)
+        self._dispatch(logits)
+
+    def sample(self, allowed: Sequence[bytes | None]) -> Pending:
+        """The second half: ``allowed`` holds each row's mask, as in ``Begin``."""
+        if self._forwarded is None:
+            raise RuntimeError("sample follows forward")
+        logits, at = self._forwarded
+        self._forwarded = None
+        mode = self._sampling.mode(slice(0, len(allowed))).with_mask(True)
+        padded = [*allowed, *[None] * (at.shape[0] - len(allowed))]
+        slots = self._sampling.arrays(mode) | {"allowed": self._mask_array(padded)}
+        sampled = self._steps.sample(mode, logits, self._tokens, at, slots)
+        return self._sampled(sampled, len(allowed))
+
+    def _sampled(self, sampled: Sampled, rows: int) -> Pending:
+        self._tokens = sampled.tokens
+        self._sampling.replace_counts(sampled.counts)
+        found = sampled.logprobs
+        self._dispatch(*([found.chosen, found.top_tokens, found.top] if found else []))
+        return Pending(self._tokens, [self._sampling.params(slot).logprobs for slot in range(rows)], found)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copies the K/V of a slot's first ``tokens`` positions to another slot."""
+        self._cache.copy(source, target, tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         """Moves a running sequence, ``tokens`` positions long, to another slot."""
-        self._cache.move(source, target, tokens)
+        self._cache.copy(source, target, tokens)
         self._tokens[target] = self._tokens[source]
-        self._params[target], self._params[source] = self._params[source], _IDLE
-        self._sampling.clear()
+        self._sampling.move(source, target)
 
     def release(self, slot: int) -> None:
-        """The slot's sequence has ended: it no longer asks for a sampling stage."""
-        self._params[slot] = _IDLE
-        self._sampling.clear()
+        """The slot's sequence has ended."""
+        self._sampling.release(slot)
+
+    def save_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Copies a slot's tokens, from its block number ``first`` on, to the prefix cache's ``blocks``."""
+        self._pool.save(self._cache, slot, first, blocks)
+        mx.async_eval(*self._pool.state())  # type: ignore[no-untyped-call]
+
+    def load_blocks(self, slot: int, blocks: Sequence[int]) -> None:
+        """Copies blocks of the prefix cache to the beginning of a slot."""
+        self._pool.load(self._cache, slot, blocks)
+        self._dispatch()
+
+    def out_of_memory(self, error: Exception) -> bool:
+        """Whether MLX raised ``error`` because the device's memory is full."""
+        text = str(error).lower()
+        return isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY)
 
     def close(self) -> None:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""
         mx.synchronize()
-        del self._model, self._cache, self._steps, self._tokens, self._sampling
+        del self._model, self._cache, self._pool, self._steps, self._tokens, self._sampling
+        gc.collect()  # compiled steps refer to themselves
         mx.clear_cache()
         mx.clear_streams()
 
     def _dispatch(self, *results: mx.array) -> None:
         """Starts computing. All state is among it: what nobody evaluates piles up, a buffer a step."""
-        cache = self._cache
-        mx.async_eval(*results, self._tokens, *cache.keys, *cache.values)  # type: ignore[no-untyped-call]
+        state = [self._tokens, *self._cache.keys, *self._cache.values, *self._sampling.state()]
+        mx.async_eval(*results, *state)  # type: ignore[no-untyped-call]
+
+    def _places(self, positions: Sequence[int | None]) -> tuple[int, mx.array]:
+        """The attention window that covers ``positions``, and these as an array of a bucket's size."""
+        scratch = self.max_context - 1
+        at = [scratch if position is None else position for position in positions]
+        at += [scratch] * (self._bucket(len(at)) - len(at))
+        longest = max(position for position in positions if position is not None)
+        return self._cache.window(longest + 1), mx.array(at, dtype=mx.int32)
 
     def _bucket(self, rows: int) -> int:
         bucket = 1
@@ -152,11 +280,12 @@ class MlxRunner:
             bucket *= 2
         return min(bucket, self.slots)
 
-    def _sampling_of(self, rows: int) -> tuple[SamplingMode, SamplingArrays]:
-        if rows not in self._sampling:
-            params = self._params[:rows]
-            self._sampling[rows] = (SamplingMode.of(params), SamplingArrays.of(params))
-        return self._sampling[rows]
+    def _mask_array(self, masks: Sequence[bytes | None]) -> mx.array:
+        """uint32 [b, words]; a row without a mask allows everything."""
+        words = -(-self.vocab_size // 32)
+        every = b"\xff" * (4 * words)
+        joined = memoryview(b"".join(every if mask is None else mask for mask in masks))
+        return mx.array(joined).view(mx.uint32).reshape(len(masks), words)  # type: ignore[arg-type]
 
 
 def _slots_of(rows: Sequence[PrefillRow]) -> slice | mx.array:

@@ -2,67 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from emlxd.graph.attention import Place
-from emlxd.graph.sampling import SamplingArrays, SamplingMode, sample
+from emlxd.graph.kv_cache import KVCache
+from emlxd.graph.sampling import Logprobs, Rows, SamplingMode, logprobs, sample
 from emlxd.graph.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a trace depends on, and nothing else: rows, attention window and sampling stages."""
+class Sampled:
+    """What sampling gives: ``tokens`` int32 [slots] for the next step, and what else its mode asks for."""
 
-    rows: int
-    window: int
-    mode: SamplingMode
+    tokens: mx.array
+    logprobs: Logprobs | None = None
+    counts: mx.array | None = None
+
+    @staticmethod
+    def of(arrays: Mapping[str, mx.array]) -> Sampled:
+        """From the form in which they leave a compiled function."""
+        found = Logprobs(arrays["chosen"], arrays["top_tokens"], arrays["top"]) if "top" in arrays else None
+        return Sampled(arrays["tokens"], found, arrays.get("counts"))
 
 
 class DecodeSteps:
-    """The decode step in every shape asked for so far, each traced once."""
+    """The parts of a decode step in every shape asked for so far, each traced once."""
 
     def __init__(self, model: Transformer, *, compile: bool) -> None:
         self._model = model
         self._compile = compile
-        self._steps: dict[StepShape, Callable[..., list[mx.array]]] = {}
+        self._built: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.traces = 0
 
-    def __call__(
+    def step(
         self,
-        shape: StepShape,
+        mode: SamplingMode,
+        window: int,
         tokens: mx.array,
         positions: mx.array,
-        sampling: SamplingArrays,
-        keys: list[mx.array],
-        values: list[mx.array],
-    ) -> mx.array:
-        """tokens int32 [slots], positions int32 [rows] -> tokens int32 [slots] with the first rows replaced.
+        slots: Rows,
+        cache: KVCache,
+    ) -> Sampled:
+        """Forward and sampling in one graph. tokens int32 [slots], positions int32 [b].
 
-        ``keys`` and ``values`` are replaced in place: nothing else may hold the old arrays when the result
-        is evaluated, or each would be copied.
+        The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
+        each would be copied.
         """
-        step = self._steps.get(shape)
-        if step is None:
-            step = self._steps[shape] = self._build(shape)
-        out = step(tokens, positions, *sampling.list(), *keys, *values)
-        layers = len(keys)
-        keys[:] = out[1 : 1 + layers]
-        values[:] = out[1 + layers :]
-        return out[0]
+        key = ("step", mode, window, positions.shape[0])
+        run = self._build(key, lambda: _joined(self._model, mode, window))
+        sampled, cache.keys, cache.values = run(tokens, positions, dict(slots), cache.keys, cache.values)
+        return Sampled.of(sampled)
 
-    def _build(self, shape: StepShape) -> Callable[..., list[mx.array]]:
-        model = self._model
+    def forward(self, window: int, tokens: mx.array, positions: mx.array, cache: KVCache) -> mx.array:
+        """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
+        key = ("forward", window, positions.shape[0])
+        run = self._build(key, lambda: _forward(self._model, window))
+        logits: mx.array
+        logits, cache.keys, cache.values = run(tokens, positions, cache.keys, cache.values)
+        return logits
 
-        def step(tokens: mx.array, positions: mx.array, *rest: mx.array) -> list[mx.array]:
-            self.traces += 1
-            sampling, cache = SamplingArrays(*rest[:5]), list(rest[5:])
-            keys, values = cache[: len(cache) // 2], cache[len(cache) // 2 :]
-            place = Place(slice(0, shape.rows), positions, 1, shape.window)
-            hidden = model.forward(tokens[: shape.rows, None], place, keys, values)
-            chosen = sample(model.logits(hidden[:, 0]), positions, sampling, shape.mode)
-            return [mx.concatenate([chosen, tokens[shape.rows :]]), *keys, *values]
+    def sample(
+        self, mode: SamplingMode, logits: mx.array, tokens: mx.array, positions: mx.array, slots: Rows
+    ) -> Sampled:
+        """The second half."""
+        key = ("sample", mode, positions.shape[0])
+        return Sampled.of(self._build(key, lambda: _sample(mode))(logits, tokens, positions, dict(slots)))
 
-        return mx.compile(step) if self._compile else step
+    def _build(self, key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        if key not in self._built:
+            function = make()
+
+            def traced(*arguments: Any) -> Any:
+                self.traces += 1
+                return function(*arguments)
+
+            self._built[key] = mx.compile(traced) if self._compile else traced
+        return self._built[key]
+
+
+def _joined(model: Transformer, mode: SamplingMode, window: int) -> Callable[..., Any]:
+    forward, pick = _forward(model, window), _sample(mode)
+
+    def step(
+        tokens: mx.array, positions: mx.array, slots: Rows, keys: list[mx.array], values: list[mx.array]
+    ) -> tuple[dict[str, mx.array], list[mx.array], list[mx.array]]:
+        logits, keys, values = forward(tokens, positions, keys, values)
+        return pick(logits, tokens, positions, slots), keys, values
+
+    return step
+
+
+def _forward(model: Transformer, window: int) -> Callable[..., Any]:
+    def forward(
+        tokens: mx.array, positions: mx.array, keys: list[mx.array], values: list[mx.array]
+    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+        rows = positions.shape[0]
+        keys, values = list(keys), list(values)
+        place = Place(slice(0, rows), positions, 1, window)
+        hidden = model.forward(tokens[:rows, None], place, keys, values)
+        return model.logits(hidden[:, 0]), keys, values
+
+    return forward
+
+
+def _sample(mode: SamplingMode) -> Callable[..., dict[str, mx.array]]:
+    def pick(logits: mx.array, tokens: mx.array, positions: mx.array, slots: Rows) -> dict[str, mx.array]:
+        rows = positions.shape[0]
+        own = {name: array if name == "ends" else array[:rows] for name, array in slots.items()}
+        chosen = sample(logits, positions, own, mode)
+        result = {"tokens": mx.concatenate([chosen, tokens[rows:]])}
+        if mode.penalties:
+            result["counts"] = slots["counts"].at[mx.arange(rows), chosen].add(1)
+        if mode.logprobs:
+            found = logprobs(logits, chosen)
+            result |= {"chosen": found.chosen, "top_tokens": found.top_tokens, "top": found.top}
+        return result
+
+    return pick

@@ -1,18 +1,19 @@
-"""The engine of one model: schedule, run, deliver, one step after the other."""
+"""The engine of one model: schedule, run, receive, one step after the other."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from emlxd.core import Failed, TextPiece
+from emlxd.core import Failed, TokenLogprob
 from emlxd.errors import EmlxdError
-from emlxd.graph.batch import PrefillRow
+from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.pacer import PrefillPacer
+from emlxd.worker.prefix_cache import PrefixCache
 from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
@@ -22,27 +23,36 @@ UNLIMITED: Final = 1 << 30
 class Pending(Protocol):
     """A step that runs on the device."""
 
-    def read(self) -> list[int]:
-        """Waits for the step; a token for each row that samples."""
+    def read(self) -> StepOutput:
+        """Waits for the step."""
 
 
 class Runner(Protocol):
-    """What the engine needs of the device. ``graph.runner.MlxRunner`` is the real one."""
+    """What the engine needs of the device. ``graph.runner.MlxRunner`` is the real one and explains it."""
 
+    @property
+    def blocks(self) -> int: ...
     def prefill(self, rows: Rows[PrefillRow]) -> Pending: ...
     def decode(self, positions: Rows[int | None]) -> Pending: ...
+    def forward(self, positions: Rows[int | None]) -> None: ...
+    def sample(self, allowed: Rows[bytes | None]) -> Pending: ...
+    def copy(self, source: int, target: int, tokens: int) -> None: ...
     def move(self, source: int, target: int, tokens: int) -> None: ...
     def release(self, slot: int) -> None: ...
+    def save_blocks(self, slot: int, first: int, blocks: Rows[int]) -> None: ...
+    def load_blocks(self, slot: int, blocks: Rows[int]) -> None: ...
+    def reset(self) -> None: ...
+    def out_of_memory(self, error: Exception) -> bool: ...
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A dispatched step, the sequences that its tokens belong to, and how many prompt tokens it prefills."""
+    """A dispatched step and the sequences that its tokens belong to. ``chunks`` is what it prefills."""
 
     pending: Pending
     rows: Rows[Sequence | None]
-    prefill_tokens: int = 0
+    chunks: Rows[Chunk] = ()
 
 
 class Engine:
@@ -61,27 +71,39 @@ class Engine:
         self._pacer = pacer
         self._mailbox = mailbox
         self._now = now
-        self._sequences: dict[str, Sequence] = {}
-        self._flights: list[Flight] = []
+        self._requests: dict[str, list[Sequence]] = {}
+        self._flights: list[Flight] = []  # of the step before
+        self._launched: list[Flight] = []  # of this step
         self._free_since = 0.0
+        self.prefixes = PrefixCache(runner.blocks)
 
     @property
     def idle(self) -> bool:
         return self._scheduler.idle and not self._flights
 
     @property
-    def size(self) -> int:
-        """Sequences that wait or run."""
-        return len(self._sequences)
+    def running(self) -> int:
+        """Answers that have a slot."""
+        return len(self._scheduler.running)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence."""
-        self._sequences[sequence.request.id] = sequence
-        self._scheduler.add(sequence)
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for a slot."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._requests)
+
+    def add(self, answers: Rows[Sequence]) -> None:
+        """Queues the answers of one request."""
+        self._requests[answers[0].request.id] = list(answers)
+        for sequence in answers:
+            self._scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a sequence without a word; unknown ids have ended already."""
-        if sequence := self._sequences.get(request_id):
+        """Ends a request without a word; unknown ids have ended already."""
+        for sequence in self._requests.get(request_id, []).copy():
             self._remove(sequence)
 
     def step(self) -> None:
@@ -90,60 +112,150 @@ class Engine:
         Both are dispatched before the tokens of the step before are read, so that the device computes
         while the host detokenizes.
         """
-        for sequence in self._scheduler.admit():
-            sequence.clock.admitted = self._now()
-        dispatched = [self._dispatch_prefill(), self._dispatch_decode()]
-        for flight in self._flights:
-            self._receive(flight)
-        self._flights = [flight for flight in dispatched if flight]
+        self._admit()
+        self._launch_prefill()
+        self._launch_decode()
+        self._receive(self._flights)
+        self._flights, self._launched = self._launched, []
+        self._mailbox.flush()
+
+    def settle(self) -> None:
+        """Receives all that is in flight, so that nothing of this model runs on the device."""
+        self._receive([*self._flights, *self._launched])
+        self._flights, self._launched = [], []
         self._mailbox.flush()
 
     def fail_all(self, error: EmlxdError) -> None:
-        """Ends every sequence with ``error`` and forgets what is in flight."""
-        self._flights = []
-        for sequence in list(self._sequences.values()):
-            self._mailbox.put(sequence.generation, Failed(error))
-            self._remove(sequence)
-        self._mailbox.flush()
+        """Ends every request with ``error``."""
+        self._fail(list(self._requests), error)
 
-    def _dispatch_prefill(self) -> Flight | None:
+    def recover(self, error: EmlxdError, *, shed: bool) -> None:
+        """Starts anew after a step has failed: what was on the device is lost.
+
+        Who was running fails with ``error``; with ``shed`` only the newest does, to make room, and the others
+        are computed again. Raises what the runner raises if it cannot go on.
+        """
+        running = sorted(self._scheduler.running, key=lambda sequence: sequence.order)
+        failing = running[-1:] if shed else running
+        self._flights, self._launched = [], []
+        self._runner.reset()
+        self.prefixes.clear()
+        self._fail([sequence.request.id for sequence in failing], error)
+        self._scheduler.requeue()
+
+    def _admit(self) -> None:
+        for sequence in self._scheduler.admit():
+            sequence.clock.admitted = sequence.clock.admitted or self._now()
+            if sequence.leader is None:
+                self._reuse_blocks(sequence)
+        for sequence in self._scheduler.running:
+            if sequence.leader and sequence.prefilled == 0 and not sequence.waits_for_leader:
+                self._reuse_leader(sequence, sequence.leader)
+
+    def _reuse_blocks(self, sequence: Sequence) -> None:
+        """Copies what the prefix cache knows of the prompt, instead of computing it."""
+        if sequence.scores_prompt:
+            return
+        blocks = self.prefixes.match(sequence.context)
+        if blocks:
+            self._runner.load_blocks(sequence.slot, blocks)
+            sequence.prefilled = sequence.cached = len(blocks) * BLOCK_TOKENS
+
+    def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
+        """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
+        known = len(sequence.request.prompt) - 1
+        if leader.running and known:
+            self._runner.copy(leader.slot, sequence.slot, known)
+            sequence.prefilled = known
+        else:
+            self._reuse_blocks(sequence)
+
+    def _launch_prefill(self) -> None:
         chunks = self._scheduler.prefill(self._pacer.tokens if self._scheduler.decoding else UNLIMITED)
         if not chunks:
-            return None
+            return
         if not self._flights:
             self._free_since = self._now()
         pending = self._runner.prefill([_prefill_row(chunk) for chunk in chunks])
-        return Flight(pending, [c.sequence for c in chunks if c.last], sum(c.count for c in chunks))
+        complete = [chunk.sequence for chunk in chunks if chunk.last]
+        for sequence in complete:
+            self._remember(sequence, sequence.context)
+        self._launched.append(Flight(pending, [s for s in complete if s.request.max_tokens], chunks))
 
-    def _dispatch_decode(self) -> Flight | None:
+    def _launch_decode(self) -> None:
         rows = self._scheduler.decode()
         if not rows:
-            return None
-        pending = self._runner.decode([row.position if row else None for row in rows])
-        return Flight(pending, [row.sequence if row else None for row in rows])
+            return
+        positions = [row.position if row else None for row in rows]
+        sequences = [row.sequence if row else None for row in rows]
+        if any(sequence and sequence.matcher for sequence in sequences):
+            # Masks depend on the tokens before: these are read while the device is at the forward pass.
+            self._runner.forward(positions)
+            self.settle()
+            pending = self._runner.sample([_mask(sequence) for sequence in sequences])
+        else:
+            pending = self._runner.decode(positions)
+        self._launched.append(Flight(pending, sequences))
 
-    def _receive(self, flight: Flight) -> None:
-        tokens = flight.pending.read()
-        now = self._now()
-        self._pacer.observe(flight.prefill_tokens, now - self._free_since)
-        self._free_since = now
-        for token, sequence in zip(tokens, flight.rows, strict=True):
-            if sequence and not sequence.ended:
-                self._accept(sequence, token, now)
+    def _receive(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            output = flight.pending.read()
+            now = self._now()
+            self._pacer.observe(sum(chunk.count for chunk in flight.chunks), now - self._free_since)
+            self._free_since = now
+            self._receive_prompts(flight, output, now)
+            logprobs = output.logprobs or [None] * len(flight.rows)
+            for token, sequence, logprob in zip(output.tokens, flight.rows, logprobs, strict=True):
+                if sequence and not sequence.ended:
+                    self._accept(sequence, token, logprob, now)
 
-    def _accept(self, sequence: Sequence, token: int, now: float) -> None:
-        if sequence.received == 0:
+    def _receive_prompts(self, flight: Flight, output: StepOutput, now: float) -> None:
+        """Delivers prompts' log-probabilities, and ends who asked for no more."""
+        for row, chunk in enumerate(flight.chunks):
+            sequence = chunk.sequence
+            if sequence.ended:
+                continue
+            if sequence.scores_prompt:
+                sequence.scores += output.scores[row]
+            if not chunk.last:
+                continue
+            if sequence.scores_prompt:
+                self._mailbox.put(sequence.generation, sequence.scored())
+            if not sequence.request.max_tokens:
+                sequence.clock.first_token = now
+                self._mailbox.put(sequence.generation, sequence.finished("length", now))
+                self._remove(sequence)
+
+    def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
+        if not sequence.answer:
             sequence.clock.first_token = now
-        text, reason = sequence.accept(token)
-        if text:
-            self._mailbox.put(sequence.generation, TextPiece(text))
+        piece, reason = sequence.accept(token, logprob)
+        if piece:
+            self._mailbox.put(sequence.generation, piece)
         if reason:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
+            # The last token has no K/V yet: nobody asked the model what follows it.
+            self._remember(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
             self._remove(sequence)
+
+    def _remember(self, sequence: Sequence, tokens: Rows[int]) -> None:
+        """Leaves the K/V of a sequence's ``tokens`` to the prefix cache."""
+        saving = self.prefixes.insert(tokens)
+        if saving:
+            self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
+
+    def _fail(self, request_ids: Iterable[str], error: EmlxdError) -> None:
+        for request_id in dict.fromkeys(request_ids):
+            self._mailbox.put(self._requests[request_id][0].generation, Failed(error))
+            self.cancel(request_id)
+        self._mailbox.flush()
 
     def _remove(self, sequence: Sequence) -> None:
         """Frees the slot at once; what the step in flight still brings for it is dropped on arrival."""
-        del self._sequences[sequence.request.id]
+        answers = self._requests[sequence.request.id]
+        answers.remove(sequence)
+        if not answers:
+            del self._requests[sequence.request.id]
         slot = sequence.slot
         move = self._scheduler.remove(sequence)
         if move:
@@ -153,10 +265,15 @@ class Engine:
 
 
 def _prefill_row(chunk: Chunk) -> PrefillRow:
-    sequence, end = chunk.sequence, chunk.start + chunk.count
+    sequence, start, end = chunk.sequence, chunk.start, chunk.start + chunk.count
     return PrefillRow(
         slot=sequence.slot,
-        start=chunk.start,
-        tokens=sequence.request.prompt[chunk.start : end],
-        sampling=sequence.request.sampling if chunk.last else None,
+        start=start,
+        tokens=sequence.context[start:end],
+        begin=sequence.begin() if chunk.last and sequence.request.max_tokens else None,
+        targets=sequence.context[start + 1 : end + 1] if sequence.scores_prompt else (),
     )
+
+
+def _mask(sequence: Sequence | None) -> bytes | None:
+    return sequence.matcher.mask() if sequence and sequence.matcher and not sequence.ended else None

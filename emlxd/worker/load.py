@@ -30,7 +30,8 @@ def load_model(settings: ModelSettings, path: Path) -> Model:
     """Loads the files at ``path`` onto the device. Raises ModelFormatError."""
     from emlxd.graph.open import open_runner
 
-    tokenizer, runner = _tokenizer(path), open_runner(path, settings)
+    tokenizer = _tokenizer(path)
+    runner = open_runner(path, settings, tokenizer.eos_ids)
     return Model(
         info=ModelInfo(
             architecture=runner.architecture,

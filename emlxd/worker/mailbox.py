@@ -1,20 +1,29 @@
-"""How events leave a worker thread: gathered during a step, one wake of the event loop per step."""
+"""How events leave a worker thread: gathered during a step, one wake of the event loop per step.
+
+What a client does not read stays here, so it is bounded. Text that waits is joined, and a generation
+whose unread events weigh more than ``MAX_UNREAD`` is cut off with an error.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest
-from emlxd.errors import EmlxdError
+from emlxd.core import Event, Failed, Finished, GenerateRequest, TextPiece
+from emlxd.errors import EmlxdError, RequestError
+
+MAX_UNREAD: Final = 512 * 1024  # bytes, roughly
+JOIN_ABOVE: Final = 256  # events; a reader that keeps up never has so many
+_LOGPROB_WEIGHT: Final = 100  # bytes that a token and its log-probability take
 
 
 class Generation:
     """One running request as the event loop sees it: an async iterator of events.
 
-    The last event is ``Finished`` or ``Failed``. ``cancel`` may be called at any time, also more
-    than once and after the end; the worker frees the slot within one step.
+    It ends with a ``Finished`` for each answer, or with ``Failed``. ``cancel`` may be called at any time,
+    also more than once and after the end; the worker frees the slots within one step.
     """
 
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
@@ -22,36 +31,88 @@ class Generation:
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
+        self._weight = 0
         self._arrived = asyncio.Event()
-        self._ended = False
+        self._unfinished = request.n
+        self._closed = False
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
     async def __anext__(self) -> Event:
         while not self._events:
-            if self._ended:
+            if not self._unfinished:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
         event = self._events.popleft()
-        self._ended = isinstance(event, Finished | Failed)
+        self._weight -= _weight(event)
+        if isinstance(event, Finished):
+            self._unfinished -= 1
+        elif isinstance(event, Failed):
+            self._unfinished = 0
         return event
+
+    @property
+    def unread(self) -> int:
+        """What waits to be read, in bytes, roughly."""
+        return self._weight
 
     def cancel(self) -> None:
         """Stop generating. Nothing more needs to be read."""
-        if not self._ended:
+        if self._unfinished:
             self._cancel(self.request.id)
 
     def fail(self, error: EmlxdError) -> None:
-        """End it from the reader's side: its next unread event is ``Failed``. Works without the worker."""
-        self.cancel()
-        self._events.append(Failed(error))
-        self._arrived.set()
+        """End it from the reader's side: its last unread event is ``Failed``. Works without the worker."""
+        if not self._closed:
+            self.cancel()
+            self._deliver([Failed(error)])
+            self._closed = True
 
     def _deliver(self, events: list[Event]) -> None:
+        if self._closed:
+            return
         self._events.extend(events)
+        self._weight += sum(map(_weight, events))
+        if len(self._events) > JOIN_ABOVE + 2 * self.request.n:
+            self._events = _joined(self._events)
+        if self._weight > MAX_UNREAD and not isinstance(self._events[-1], Failed):
+            self.fail(_too_slow())
         self._arrived.set()
+
+
+def _weight(event: Event) -> int:
+    if not isinstance(event, TextPiece):
+        return 0
+    return len(event.text) + sum(_LOGPROB_WEIGHT * (1 + len(entry.top)) for entry in event.logprobs)
+
+
+def _joined(events: Iterable[Event]) -> deque[Event]:
+    """The same text in one piece per answer; what is not text stays behind the text that came before it."""
+    texts: dict[int, list[TextPiece]] = {}
+    others: list[Event] = []
+    for event in events:
+        if isinstance(event, TextPiece):
+            texts.setdefault(event.index, []).append(event)
+        else:
+            others.append(event)
+    pieces = [
+        TextPiece(
+            "".join(piece.text for piece in pieces),
+            index,
+            tuple(entry for piece in pieces for entry in piece.logprobs),
+        )
+        for index, pieces in texts.items()
+    ]
+    return deque([*pieces, *others])
+
+
+def _too_slow() -> RequestError:
+    return RequestError(
+        f"The answer was cut off: more than {MAX_UNREAD // 1024} KiB of it were waiting to be read.",
+        code="client_too_slow",
+    )
 
 
 class Mailbox:

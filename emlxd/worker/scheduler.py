@@ -21,7 +21,7 @@ class Chunk:
 
     @property
     def last(self) -> bool:
-        return self.start + self.count == len(self.sequence.request.prompt)
+        return self.start + self.count == len(self.sequence.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +87,31 @@ class Scheduler:
             real, width = real + count, max(width, count)
         for chunk in chunks:
             chunk.sequence.prefilled += chunk.count
-            chunk.sequence.dispatched += chunk.last
+            if chunk.last and chunk.sequence.request.max_tokens:
+                chunk.sequence.dispatched += 1
         return chunks
 
     def _unfilled(self) -> list[Sequence]:
         """Admitted sequences whose prompt is not complete, in order of arrival."""
-        return sorted((s for s in self.running if s.prompt_left), key=lambda sequence: sequence.order)
+        unfilled = (s for s in self.running if s.prompt_left and not s.waits_for_leader)
+        return sorted(unfilled, key=lambda sequence: sequence.order)
 
     def decode(self) -> list[DecodeRow | None]:
         """Slots 0..n-1 that cover everyone who decodes; None for one among them that does not."""
-        rows = [DecodeRow(s, s.next_position) if s.decoding else None for s in self.running]
+        rows = [DecodeRow(s, s.written) if s.decoding else None for s in self.running]
         while rows and rows[-1] is None:
             rows.pop()
         for row in rows:
             if row:
                 row.sequence.dispatched += 1
         return rows
+
+    def requeue(self) -> None:
+        """Sends everyone who runs back to the head of the queue, to start again."""
+        for sequence in sorted(self.running, key=lambda sequence: -sequence.order):
+            sequence.restart()
+            self.waiting.appendleft(sequence)
+        self.running.clear()
 
     def remove(self, sequence: Sequence) -> Move | None:
         """Takes a sequence out, wherever it is. Gives the move that closes the gap, if there is one."""
@@ -114,7 +123,7 @@ class Scheduler:
         sequence.slot = -1
         if last is sequence:
             return None
-        move = Move(last.slot, target, last.next_position)
+        move = Move(last.slot, target, last.written)
         last.slot = target
         self.running[target] = last
         return move

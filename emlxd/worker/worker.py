@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from emlxd.core import GenerateRequest, ModelInfo
-from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.text.detokenizer import Detokenizer
 from emlxd.text.output import OutputText
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.engine import Engine
+from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Clock, Sequence
+from emlxd.worker.sequence import Clock, LogprobQueue, Sequence
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +43,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    sequence: Sequence
+    answers: list[Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,12 @@ _Message = _Submit | _Cancel | _Close
 class Worker:
     """One loaded model. Its methods are for the event loop; the thread behind it is private."""
 
-    def __init__(self, options: WorkerOptions, load: Callable[[], Model]) -> None:
-        """``load`` is called on the worker's thread."""
+    def __init__(self, options: WorkerOptions, load: Callable[[], Model], gate: Gate) -> None:
+        """``load`` is called on the worker's thread. Workers on one device share its ``gate``."""
         self.name = options.name
         self._options = options
         self._load = load
+        self._gate = gate
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
@@ -77,7 +81,7 @@ class Worker:
     async def start(self) -> None:
         """Loads the model. Raises what loading raised; the worker is then of no more use."""
         self._thread.start()
-        self._model = await asyncio.wrap_future(self._loaded)
+        await asyncio.wrap_future(self._loaded)
 
     @property
     def info(self) -> ModelInfo:
@@ -136,12 +140,14 @@ class Worker:
         """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
         if not self.alive or self._engine is None:
             raise Unavailable(f"The model '{self.name}' is not available.")
-        if self._engine.size + self._inbox.qsize() >= self.info.slots + self._options.max_queue:
+        queued = self._engine.running + self._engine.waiting + self._inbox.qsize()
+        if queued >= self.info.slots + self._options.max_queue:
             raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
         generation = Generation(request, self._cancel)
-        output = OutputText(self.tokenizer, stop=request.stop, chunking=request.chunking)
-        sequence = Sequence(request, generation, output, self.tokenizer.eos_ids, Clock(time.monotonic()))
-        self._inbox.put(_Submit(sequence))
+        answers = [self._answer(request, generation, index) for index in range(request.n)]
+        for answer in answers[1:]:
+            answer.leader = answers[0]
+        self._inbox.put(_Submit(answers))
         return generation
 
     async def close(self) -> None:
@@ -150,6 +156,20 @@ class Worker:
         self._inbox.put(_Close())
         await asyncio.to_thread(self._thread.join)
         self._text.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, request: GenerateRequest, generation: Generation, index: int) -> Sequence:
+        seed = request.sampling.seed
+        seed = secrets.randbits(63) if seed is None else seed + index
+        return Sequence(
+            request=request,
+            generation=generation,
+            output=OutputText(self.tokenizer, stop=request.stop, chunking=request.chunking),
+            eos_ids=frozenset() if request.ignore_eos else self.tokenizer.eos_ids,
+            sampling=replace(request.sampling, seed=seed),
+            index=index,
+            logprobs=None if request.sampling.logprobs is None else LogprobQueue(Detokenizer(self.tokenizer)),
+            clock=Clock(time.monotonic()),
+        )
 
     def _cancel(self, request_id: str) -> None:
         self._inbox.put(_Cancel(request_id))
@@ -163,28 +183,49 @@ class Worker:
         scheduler = Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk)
         pacer = PrefillPacer(self._options.prefill_slice)
         self._engine = Engine(model.runner, scheduler, pacer, self._mailbox)
+        self._model = model
         self._loaded.set_result(model)
-        self._serve(self._engine)
-        model.runner.close()
+        try:
+            self._serve(self._engine)
+        finally:
+            model.runner.close()
 
     def _serve(self, engine: Engine) -> None:
-        while self._read_inbox(engine):
-            self._heartbeat = time.monotonic()
-            try:
-                engine.step()
-            except Exception:
-                log.exception("step failed", model=self.name)
-                engine.fail_all(ServerFault("The model failed while it computed the answer."))
-        engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+        try:
+            while self._read_inbox(engine):
+                self._heartbeat = time.monotonic()
+                with self._gate:
+                    self._step(engine)
+        finally:
+            self._closing = True
+            engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            engine.step()
+            if self._gate.contested:
+                engine.settle()
+        except Exception as error:
+            shed = self._model.runner.out_of_memory(error)
+            log.exception("step failed", model=self.name, requests=engine.request_ids, out_of_memory=shed)
+            engine.recover(_fault(self.name, out_of_memory=shed), shed=shed)
 
     def _read_inbox(self, engine: Engine) -> bool:
         """Takes all messages, waiting for one if there is nothing to compute. False when it is time to go."""
         while not self._inbox.empty() or engine.idle:
             match self._inbox.get():
-                case _Submit(sequence):
-                    engine.add(sequence)
+                case _Submit(answers):
+                    engine.add(answers)
                 case _Cancel(request_id):
                     engine.cancel(request_id)
                 case _Close():
                     return False
         return True
+
+
+def _fault(model: str, *, out_of_memory: bool) -> EmlxdError:
+    if out_of_memory:
+        return Unavailable(
+            f"The model '{model}' ran out of memory. Try again, or a shorter prompt."
+        )
+    return ServerFault(f"The model '{model}' failed while it computed the answer.")

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from emlxd.config import ModelSettings, Source
 from emlxd.core import SamplingParams
 from emlxd.graph.attention import Place
-from emlxd.graph.batch import PrefillRow
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.device import current_device
 from emlxd.graph.kv_cache import KVCache
@@ -68,11 +68,11 @@ def generate(
         for start in range(0, len(prompt), chunk):
             piece = tuple(prompt[start : start + chunk])
             last = start + chunk >= len(prompt)
-            pending = runner.prefill([PrefillRow(slot, start, piece, GREEDY if last else None)])
-        out[slot] = pending.read()
+            pending = runner.prefill([PrefillRow(slot, start, piece, Begin(GREEDY, tuple(prompt)) if last else None)])
+        out[slot] = list(pending.read().tokens)
     for step in range(count - 1):
         positions = [len(prompts[s]) + step if s in prompts else None for s in range(max(prompts) + 1)]
-        tokens = runner.decode(positions).read()
+        tokens = runner.decode(positions).read().tokens
         for slot in prompts:
             out[slot].append(tokens[slot])
     return out
@@ -113,9 +113,9 @@ def test_ragged_prompts_prefill_side_by_side(tmp_path: Path) -> None:
     folder = tiny.save(tmp_path, oracle, config)
     runner = open_runner(folder, settings(folder, slots=4, dtype="float32"))
     prompts = [PROMPT[:30], PROMPT[10:27], PROMPT[40:61]]
-    rows = [PrefillRow(slot, 0, tuple(prompts[slot]), GREEDY) for slot in (2, 0, 1)]
-    first = runner.prefill(rows).read()
-    second = runner.decode([len(prompt) for prompt in prompts]).read()
+    rows = [PrefillRow(slot, 0, tuple(prompts[slot]), Begin(GREEDY, tuple(prompts[slot]))) for slot in (2, 0, 1)]
+    first = runner.prefill(rows).read().tokens
+    second = runner.decode([len(prompt) for prompt in prompts]).read().tokens
     expected = [oracle_greedy(oracle, prompt, 2) for prompt in prompts]
     assert [first[1], first[2], first[0]] == [tokens[0] for tokens in expected]
     assert second == [tokens[1] for tokens in expected]
@@ -128,7 +128,7 @@ def test_a_moved_sequence_goes_on_as_before(tmp_path: Path) -> None:
     out = generate(runner, {0: PROMPT[:20], 1: PROMPT[20:30], 2: PROMPT[40:80]}, 5)[2]
     runner.move(2, 0, 44)
     for step in range(5):
-        out += runner.decode([44 + step]).read()
+        out += runner.decode([44 + step]).read().tokens
     assert out == oracle_greedy(oracle, PROMPT[40:80], 10)
 
 
@@ -137,10 +137,11 @@ def test_a_slot_in_the_middle_of_its_prompt_survives_decode_steps_of_others(tmp_
     folder = tiny.save(tmp_path, oracle, config)
     runner = open_runner(folder, settings(folder, slots=4, dtype="float32"))
     generate(runner, {0: PROMPT[:9], 2: PROMPT[:7]}, 1)
-    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:25]), None)])
+    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:25]))])
     runner.decode([9, None, 7])
     runner.decode([10])
-    first = runner.prefill([PrefillRow(1, 25, tuple(PROMPT[25:40]), GREEDY)]).read()
+    last = PrefillRow(1, 25, tuple(PROMPT[25:40]), Begin(GREEDY, tuple(PROMPT[:40])))
+    first = runner.prefill([last]).read().tokens
     assert first == oracle_greedy(oracle, PROMPT[:40], 1)
 
 

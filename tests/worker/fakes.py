@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from emlxd.graph.batch import PrefillRow
+from emlxd.core import TokenLogprob
+from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
 
 # (prompt and answer so far) -> next token
 Rule = Callable[[Sequence[int]], int]
+VOCAB = 128
 
 
 class FakePending:
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
 
-    def read(self) -> list[int]:
-        return self._tokens
+    def read(self) -> StepOutput:
+        return self._output
 
 
 class FakeRunner:
     """Keeps each slot's tokens as the cache would, so that a wrong slot or position cannot go unseen."""
 
-    def __init__(self, slots: int, rule: Rule, *, max_context: int = 4096) -> None:
+    def __init__(self, slots: int, rule: Rule, *, max_context: int = 4096, blocks: int = 0) -> None:
         self.max_context = max_context
+        self.blocks = blocks
+        self.saved: dict[int, list[int]] = {}
+        self.copied: list[int] = []
+        self.resets = 0
         self.cache: list[list[int]] = [[] for _ in range(slots)]
         self.next: list[int] = [0] * slots
         self.prefills: list[int] = []
         self.batches: list[int] = []
+        self._forwarded: Sequence[int | None] | None = None
         self.fail_next: Exception | None = None
         self.closed = False
         self._rule = rule
@@ -40,34 +47,77 @@ class FakeRunner:
             cache = self.cache[row.slot]
             assert row.start <= len(cache), "a prompt continues where it stopped"
             cache[row.start :] = row.tokens
-            if row.sampling is not None:
-                self.next[row.slot] = self._rule(cache)
+            if row.begin is not None:
+                assert (*row.begin.prompt, *row.begin.answer) == tuple(cache)
+                self.next[row.slot] = self._choose(cache, row.begin.allowed)
                 tokens.append(self.next[row.slot])
-        return FakePending(tokens)
+        scores = [
+            [TokenLogprob(target, -1.0, ((0, -0.5), (1, -2.0))) for target in row.targets] for row in rows
+        ]
+        return FakePending(StepOutput(tokens, [TokenLogprob(token, -0.5) for token in tokens], scores))
 
     def decode(self, positions: Sequence[int | None]) -> FakePending:
+        self.forward(positions)
+        return self.sample([None] * len(positions))
+
+    def forward(self, positions: Sequence[int | None]) -> None:
         self._maybe_fail()
+        assert self._forwarded is None
         assert positions[-1] is not None, "no row beyond the last that decodes"
         self.batches.append(len(positions))
+        self._forwarded = positions
+        for slot, position in enumerate(positions):
+            if position is not None:
+                assert position < self.max_context
+                self.cache[slot][position:] = [self.next[slot]]
+                assert len(self.cache[slot]) == position + 1, "K/V is written without a gap"
+
+    def sample(self, allowed: Sequence[bytes | None]) -> FakePending:
+        positions, self._forwarded = self._forwarded, None
+        assert positions is not None and len(positions) == len(allowed)
         tokens = []
         for slot, position in enumerate(positions):
-            if position is None:
-                tokens.append(-1)
-                continue
-            assert position < self.max_context
-            self.cache[slot][position:] = [self.next[slot]]
-            assert len(self.cache[slot]) == position + 1, "K/V is written without a gap"
-            self.next[slot] = self._rule(self.cache[slot])
-            tokens.append(self.next[slot])
-        return FakePending(tokens)
+            if position is not None:
+                self.next[slot] = self._choose(self.cache[slot], allowed[slot])
+            tokens.append(self.next[slot] if position is not None else -1)
+        return FakePending(StepOutput(tokens, [TokenLogprob(token, -0.5) for token in tokens]))
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        assert tokens <= len(self.cache[source])
+        self.cache[target] = self.cache[source][:tokens]
+        self.copied.append(tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
-        assert tokens <= len(self.cache[source]) or tokens == len(self.cache[source])
+        assert tokens <= len(self.cache[source])
         self.cache[target] = self.cache[source][:tokens]
         self.next[target] = self.next[source]
 
     def release(self, slot: int) -> None:
-        self.cache[slot] = self.cache[slot][:]
+        assert slot < len(self.cache)
+
+    def save_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        for number, block in enumerate(blocks, first):
+            assert 0 <= block < self.blocks
+            self.saved[block] = self.cache[slot][number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
+            assert len(self.saved[block]) == BLOCK_TOKENS, "only what is computed is saved"
+
+    def load_blocks(self, slot: int, blocks: Sequence[int]) -> None:
+        self.cache[slot] = [token for block in blocks for token in self.saved[block]]
+
+    def reset(self) -> None:
+        self.cache = [[] for _ in self.cache]
+        self.saved.clear()
+        self._forwarded = None
+        self.resets += 1
+
+    def out_of_memory(self, error: Exception) -> bool:
+        return isinstance(error, MemoryError)
+
+    def _choose(self, cache: Sequence[int], allowed: bytes | None) -> int:
+        token = self._rule(cache)
+        while allowed is not None and not allowed[token // 8] >> token % 8 & 1:
+            token = (token + 1) % VOCAB
+        return token
 
     def close(self) -> None:
         self.closed = True

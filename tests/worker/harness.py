@@ -9,7 +9,7 @@ from emlxd.core import Event, Failed, Finished, GenerateRequest, TextPiece
 from emlxd.worker.engine import Engine
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Sequence
+from emlxd.worker.sequence import Matcher, Sequence
 from tests.worker.fakes import FakeRunner, Rule
 
 
@@ -22,7 +22,11 @@ class Listener:
 
     @property
     def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, TextPiece))
+        return self.text_of(0)
+
+    def text_of(self, index: int) -> str:
+        pieces = (event for event in self.events if isinstance(event, TextPiece))
+        return "".join(piece.text for piece in pieces if piece.index == index)
 
     @property
     def end(self) -> Finished | Failed | None:
@@ -34,7 +38,8 @@ class Post:
     """Stands for the mailbox: delivers at once, in the test's thread."""
 
     def put(self, listener: Listener, event: Event) -> None:
-        assert listener.end is None, "nothing follows the last event"
+        ends = sum(isinstance(event, Finished | Failed) for event in listener.events)
+        assert ends < listener.request.n, "nothing follows the last event"
         listener.events.append(event)
 
     def flush(self) -> None:
@@ -62,19 +67,25 @@ class Harness:
     """``rule`` gives the next token; ``eos`` are the ids that end an answer. Time is counted in steps."""
 
     def __init__(
-        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0})
+        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0}), blocks: int = 0
     ) -> None:
-        self.runner = FakeRunner(slots, rule)
+        self.runner = FakeRunner(slots, rule, blocks=blocks)
         self.scheduler = Scheduler(slots=slots, prefill_chunk=chunk)
         self.now = 0.0
         pacer = PrefillPacer(1.0)
         self.engine = Engine(self.runner, self.scheduler, pacer, Post(), lambda: self.now)  # type: ignore[arg-type]
         self._eos = eos
 
-    def submit(self, request: GenerateRequest) -> Listener:
+    def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> Listener:
         listener = Listener(request)
-        sequence = Sequence(request, listener, Output(request.stop), self._eos)  # type: ignore[arg-type]
-        self.engine.add(sequence)
+        answers = [
+            Sequence(request, listener, Output(request.stop), self._eos, request.sampling, index)  # type: ignore[arg-type]
+            for index in range(request.n)
+        ]
+        for answer in answers:
+            answer.matcher = matcher
+            answer.leader = None if answer is answers[0] else answers[0]
+        self.engine.add(answers)
         return listener
 
     def step(self) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emlxd.core import Failed, Finished, GenerateRequest
+from emlxd.core import Failed, Finished, GenerateRequest, PromptScored
 from emlxd.errors import ServerFault
+from tests.worker.fakes import VOCAB
 from tests.worker.harness import Harness
 
 
@@ -105,17 +106,102 @@ def test_first_come_first_served() -> None:
     assert seen == sorted(seen)
 
 
-def test_a_failed_step_fails_who_ran_and_serves_who_comes() -> None:
-    harness = Harness(rule)
-    listener = harness.submit(request(1, [1, 2, 3]))
+def test_a_failed_step_fails_who_ran_and_serves_who_waits() -> None:
+    harness = Harness(rule, slots=1)
+    listener, waiting = (harness.submit(request(number, [1, 2, 3])) for number in range(2))
+    harness.step()
     harness.runner.fail_next = RuntimeError("device lost")
     with pytest.raises(RuntimeError):
         harness.step()
-    harness.engine.fail_all(ServerFault("broken"))
-    assert isinstance(listener.end, Failed)
-    later = harness.submit(request(2, [1, 2, 3]))
+    harness.engine.recover(ServerFault("broken"), shed=False)
     harness.run()
-    assert isinstance(later.end, Finished)
+    assert isinstance(listener.end, Failed)
+    assert isinstance(waiting.end, Finished)
+    assert waiting.text.split() == [str(token) for token in answer([1, 2, 3], 20) if token != 0]
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_out_of_memory_sheds_the_newest_and_computes_the_others_again(steps: int) -> None:
+    harness = Harness(lambda tokens: rule(tokens) or 5, blocks=8)
+    older, newest = (harness.submit(request(number, range(1, 80 + number))) for number in range(2))
+    for _ in range(steps):
+        harness.step()
+    harness.engine.recover(ServerFault("full"), shed=True)
+    harness.run()
+    assert isinstance(newest.end, Failed)
+    expected = list(range(1, 80))
+    while len(expected) < 99:
+        expected.append(rule(expected) or 5)
+    assert older.text.split() == [str(token) for token in expected[79:]]
+
+
+def test_answers_to_one_prompt_share_its_prefill() -> None:
+    harness = Harness(rule, slots=3, chunk=32)
+    listener = harness.submit(request(1, range(1, 81), n=5))
+    harness.run()
+    tokens = [str(token) for token in answer(range(1, 81), 20) if token != 0]
+    assert [listener.text_of(index).split() for index in range(5)] == [tokens] * 5
+    assert sum(isinstance(event, Finished) for event in listener.events) == 5
+    assert harness.runner.copied[:2] == [79, 79]
+
+
+def test_a_prompt_that_is_known_is_not_computed_again() -> None:
+    harness = Harness(rule, chunk=1024, blocks=8)
+    prompt = [1 + number % 90 for number in range(300)]
+    harness.submit(request(1, prompt))
+    harness.run()
+    harness.runner.prefills.clear()
+    listener = harness.submit(request(2, [*prompt, 5]))
+    harness.run()
+    assert harness.runner.prefills == [301 - 256]
+    assert isinstance(listener.end, Finished)
+    assert listener.end.usage.cached_tokens == 256
+    assert listener.text.split() == [str(token) for token in answer([*prompt, 5], 20) if token != 0]
+
+
+def test_a_prompt_is_scored_and_nothing_generated() -> None:
+    harness = Harness(rule, chunk=16, blocks=8)
+    prompt = list(range(1, 71))
+    for number in range(2):  # the second time the prompt is in the cache, and is computed all the same
+        listener = harness.submit(request(number, prompt, max_tokens=0, prompt_logprobs=1))
+        harness.run()
+        scored, end = listener.events
+        assert isinstance(scored, PromptScored) and isinstance(end, Finished)
+        assert [entry and entry.token for entry in scored.logprobs] == [None, *prompt[1:]]
+        assert scored.logprobs[5] and scored.logprobs[5].top == ((0, -0.5),)
+        assert end.usage.completion_tokens == 0
+
+
+class OnlyOdd:
+    """A grammar: five odd numbers."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @property
+    def finished(self) -> bool:
+        return len(self.seen) == 5
+
+    def mask(self) -> bytes:
+        return b"\xaa" * (VOCAB // 8)
+
+    def accept(self, token: int) -> None:
+        assert token % 2
+        self.seen.append(token)
+
+
+def test_a_grammar_holds_its_own_answer_and_no_other() -> None:
+    harness = Harness(lambda tokens: rule(tokens) or 4)
+    free = harness.submit(request(1, [3] * 40))
+    harness.step()
+    held = harness.submit(request(2, [3] * 40), OnlyOdd())
+    harness.run()
+    tokens = [int(word) for word in held.text.split()]
+    assert len(tokens) == 5 and all(token % 2 for token in tokens)
+    expected = [3] * 40
+    while len(expected) < 60:
+        expected.append(rule(expected) or 4)
+    assert free.text.split() == [str(token) for token in expected[40:]]
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -146,11 +232,16 @@ arrivals = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(arrivals=arrivals, slots=st.integers(1, 6), chunk=st.sampled_from([16, 33, 64]))
+@given(
+    arrivals=arrivals,
+    slots=st.integers(1, 6),
+    chunk=st.sampled_from([16, 33, 64]),
+    blocks=st.sampled_from([0, 2, 16]),
+)
 def test_any_traffic_gives_everyone_their_own_answer(
-    arrivals: list[tuple[int, list[int], int, int | None]], slots: int, chunk: int
+    arrivals: list[tuple[int, list[int], int, int | None]], slots: int, chunk: int, blocks: int
 ) -> None:
-    harness = Harness(rule, slots=slots, chunk=chunk)
+    harness = Harness(rule, slots=slots, chunk=chunk, blocks=blocks)
     listeners = {}
     cancelled = set()
     step = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -15,10 +15,11 @@ from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.text.vocabulary import Vocabulary
+from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.worker import Worker, WorkerOptions
-from tests.worker.fakes import FakePending, FakeRunner
+from tests.worker.fakes import FakeRunner
 
 LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
 END = LETTERS["."]
@@ -39,10 +40,10 @@ class GatedRunner(FakeRunner):
         self.steps = threading.Semaphore(0)
         self.threads: set[str] = set()
 
-    def decode(self, positions: object) -> FakePending:
+    def forward(self, positions: Sequence[int | None]) -> None:
         self.threads.add(threading.current_thread().name)
         assert self.steps.acquire(timeout=20)
-        return super().decode(positions)  # type: ignore[arg-type]
+        super().forward(positions)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ async def make_worker(runner: GatedRunner) -> AsyncIterator[MakeWorker]:
             ChatTemplate(template, {}) if template else None,
         )
         options = WorkerOptions("fake", max_queue=1, prefill_chunk=64, prefill_slice=0.25)
-        workers.append(Worker(options, load or (lambda: model)))
+        workers.append(Worker(options, load or (lambda: model), Gate()))
         return workers[-1]
 
     yield make

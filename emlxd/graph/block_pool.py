@@ -1,0 +1,48 @@
+"""Memory of the prefix cache: K/V of finished tokens in blocks, allocated once, copied to and from slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from emlxd.graph.batch import BLOCK_TOKENS
+from emlxd.graph.kv_cache import KVCache
+
+
+class BlockPool:
+    """For every layer keys and values [blocks, kv_heads, 64, head_dim]."""
+
+    def __init__(self, cache: KVCache, nbytes: int) -> None:
+        layers = [*cache.keys, *cache.values]
+        block = sum(BLOCK_TOKENS * layer.nbytes // (layer.shape[0] * layer.shape[2]) for layer in layers)
+        self.blocks = nbytes // block
+        self._pools = [
+            mx.zeros((self.blocks, layer.shape[1], BLOCK_TOKENS, layer.shape[3]), layer.dtype)
+            for layer in layers
+            if self.blocks
+        ]
+        mx.eval(self._pools)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pool.nbytes for pool in self._pools)
+
+    def save(self, cache: KVCache, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Copies a slot's tokens from block number ``first`` on into ``blocks``."""
+        ids = mx.array(list(blocks))
+        start, count = first * BLOCK_TOKENS, len(blocks)
+        for pool, layer in zip(self._pools, (*cache.keys, *cache.values), strict=True):
+            tokens = layer[slot, :, start : start + count * BLOCK_TOKENS]
+            pool[ids] = tokens.reshape(layer.shape[1], count, BLOCK_TOKENS, -1).swapaxes(0, 1)
+
+    def load(self, cache: KVCache, slot: int, blocks: Sequence[int]) -> None:
+        """Copies ``blocks`` to the beginning of a slot."""
+        ids = mx.array(list(blocks))
+        for pool, layer in zip(self._pools, (*cache.keys, *cache.values), strict=True):
+            tokens = pool[ids].swapaxes(0, 1).reshape(layer.shape[1], len(blocks) * BLOCK_TOKENS, -1)
+            layer[slot, :, : tokens.shape[1]] = tokens
+
+    def state(self) -> list[mx.array]:
+        """What must be evaluated after ``save``."""
+        return self._pools

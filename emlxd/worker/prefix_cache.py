@@ -1,0 +1,92 @@
+"""Which blocks of tokens are in the prefix cache, and where: plain Python on hashes and ids."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from emlxd.graph.batch import BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Blocks that are new: the sequence's block number ``first`` and those after it go to ``blocks``."""
+
+    first: int
+    blocks: list[int]
+
+
+class PrefixCache:
+    """Least recently used blocks make room for new ones; a hit makes a block recent.
+
+    A block is known by a hash over its tokens and all before them, so equal hashes mean equal K/V.
+    ``query_tokens`` and ``hit_tokens`` count what was looked up and what was found.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._free = list(range(blocks))
+        self._blocks: OrderedDict[bytes, int] = OrderedDict()
+        self.query_tokens = 0
+        self.hit_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """The blocks that ``tokens`` begin with. At least one token is left over, to be computed."""
+        self.query_tokens += len(tokens)
+        found = []
+        for key in _keys(tokens[:-1]):
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append((key, block))
+        self._refresh([key for key, _ in found])
+        self.hit_tokens += len(found) * BLOCK_TOKENS
+        return [block for _, block in found]
+
+    def insert(self, tokens: Sequence[int]) -> Saving | None:
+        """Makes room for the whole blocks of ``tokens`` that are not there yet."""
+        keys = _keys(tokens)
+        known = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
+        # The beginning must not be evicted for the sake of its own continuation.
+        room = len(self._free) + len(self._blocks) - known
+        new = keys[known : known + room]
+        self._refresh(keys[:known])
+        if not new:
+            return None
+        blocks = [self._take() for _ in new]
+        # Added last block first: a block is useless once one before it is gone, so it goes first.
+        for key, block in reversed(list(zip(new, blocks, strict=True))):
+            self._blocks[key] = block
+        self._refresh(keys[:known])
+        return Saving(known, blocks)
+
+    def clear(self) -> None:
+        """Forgets every block."""
+        self._free += self._blocks.values()
+        self._blocks.clear()
+
+    def _refresh(self, keys: Sequence[bytes]) -> None:
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        return self._blocks.popitem(last=False)[1]
+
+
+def _keys(tokens: Sequence[int]) -> list[bytes]:
+    """The hash chain: one key for each whole block."""
+    keys = []
+    key = b""
+    starts = range(0, len(tokens) + 1, BLOCK_TOKENS)
+    for start, end in pairwise(starts):
+        key = hashlib.blake2b(key + array("i", tokens[start:end]).tobytes(), digest_size=16).digest()
+        keys.append(key)
+    return keys
