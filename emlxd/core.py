@@ -42,6 +42,18 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text is held to: a JSON schema, a regular expression, or a grammar in llguidance's Lark.
+
+    ``param`` is the request's field that it came from, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a loaded model is and can take.
 
