@@ -48,6 +48,19 @@ def parse_duration(value: Any) -> Any:
     return sum(float(number) * _TIME_UNITS[unit] for number, unit in re.findall(part, value))
 
 
+def parse_budget(value: Any) -> Any:
+    """A share of 1 from ``80%``, or bytes from a size. Numbers pass unchanged.
+
+    Raises ValueError for any other text.
+    """
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return parse_size(value)
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip())
+    if share is None or not 0 < float(share[1]) <= 100:
+        raise ValueError(f"{value!r} is not a share, expected one from 1% to 100%, or a size like 24GiB")
+    return float(share[1]) / 100
+
+
 def _not_bool(value: Any) -> Any:
     # Python counts True as 1, but nobody who writes `slots: yes` means one slot.
     if isinstance(value, bool):
@@ -77,6 +90,7 @@ def _inside(value: str) -> str:
 Whole = Annotated[int, BeforeValidator(_not_bool)]
 Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+Budget = Annotated[float, BeforeValidator(parse_budget), Field(gt=0, allow_inf_nan=False)]
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
 ModelName = Annotated[
     str,
@@ -118,8 +132,12 @@ class ServerSettings(Section):
 
 
 class MemorySettings(Section):
-    """How much device memory is kept beyond weights and K/V caches."""
+    """How much of the device's memory may be used."""
 
+    budget: Budget = Field(
+        default=0.8,
+        description="What all loaded models may take together: bytes, or a share of what the device has.",
+    )
     buffer_cache_bytes: Size = Field(
         default=256 * 1024 * 1024, ge=0, description="Freed buffers that MLX keeps to use again."
     )

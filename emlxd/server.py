@@ -42,11 +42,12 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, listener: socket.socket) -> None:
+    from emlxd import footprint
     from emlxd.graph import BLAS, device
 
     if BLAS.hint:
         _log.warning(BLAS.hint)
-    device.limit_buffer_cache(settings.memory.buffer_cache_bytes)
+    footprint.apply_limits(settings.memory)
     gate = Gate()
     registry = Registry(settings.models, lambda model: _make_worker(model, gate))
     metrics = Metrics(device=device.current_device().kind)

@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from emlxd.cli.options import ConfigOption, find_config
+from emlxd.errors import UserError
+
+if TYPE_CHECKING:
+    from emlxd.config import ModelSettings, Settings
 
 
 def check(config: ConfigOption = None) -> None:
-    """Say what is wrong with the configuration, by line. Status 1 if something is."""
+    """Say what is wrong with the configuration, by line, and how much memory the models take.
+
+    Status 1 if something is wrong.
+    """
     from emlxd.config_file import load
+    from emlxd.sources import locate
 
     path = find_config(config)
-    count = len(load(path).models)
+    settings = load(path)
+    count = len(settings.models)
     typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
+    here = [(model, files) for model in settings.models if (files := locate(model.source))]
+    for model in settings.models:
+        if model not in [found for found, _ in here]:
+            typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
+    if here:
+        _print_memory(settings, here)
+
+
+def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:
+    """Raises UserError for a model that cannot be read or is larger than the budget."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from emlxd.footprint import budget, predict
+    from emlxd.memory import format_bytes
+
+    limit = budget(settings.memory)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("model", "weights", "cache", "prefix cache", "working memory", "total"):
+        table.add_column(title, justify="left" if title == "model" else "right")
+    too_large, total = [], 0
+    for model, files in here:
+        needs = predict(model, files)
+        parts = (needs.weights, needs.cache, needs.prefix_cache, needs.activations, needs.total)
+        table.add_row(model.name, *map(format_bytes, parts))
+        total += needs.total
+        too_large += [model.name] if needs.total > limit else []
+    table.add_row("all of them", "", "", "", "", format_bytes(total))
+    table.add_row("budget", "", "", "", "", format_bytes(limit))
+    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    if too_large:
+        raise UserError(f"Larger than memory.budget alone: {', '.join(too_large)}.")

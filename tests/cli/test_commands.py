@@ -10,6 +10,7 @@ import pytest
 
 from emlxd import sources
 from emlxd.errors import SourceError
+from tests.graph import tiny
 
 
 def test_version(emlxd):
@@ -63,6 +64,35 @@ def test_every_problem_of_the_configuration_is_one_line(emlxd, config, command):
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     assert [line.split(" ")[0] for line in lines] == ["config.yaml:2:", "config.yaml:4:"]
+
+
+def test_check_tells_the_memory_of_the_models_that_are_here(emlxd, config, tmp_path):
+    model, shape = tiny.make_llama()
+    tiny.save(tmp_path / "tiny", model, shape)
+    entry = "{name: %s, source: {path: %s}, slots: 4}"
+    config(f"models: [{entry % ('a', 'tiny')}, {entry % ('b', 'absent.gguf')}]\nmemory: {{budget: 1GiB}}")
+    result = emlxd("check")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[1] == ["model", "weights", "cache", "prefix", "cache", "working", "memory", "total"]
+    assert rows[2][:5] == ["a", "521.8", "KiB", "1.5", "MiB"]
+    assert rows[-1] == ["budget", "1.0", "GiB"]
+    assert "b: the files are not here yet" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
+    model, shape = tiny.make_llama()
+    tiny.save(tmp_path / "tiny", model, shape)
+    config("models: [{name: a, source: {path: tiny}}]\nmemory: {budget: 1MiB}")
+    result = emlxd("check")
+    assert (result.exit_code, result.stderr) == (1, "Larger than memory.budget alone: a.\n")
+
+
+def test_check_finds_a_damaged_model(emlxd, config):
+    config()
+    result = emlxd("check")
+    assert result.exit_code == 1
+    assert "small.gguf: the file is empty" in result.stderr
 
 
 def test_pull_says_where_the_files_are(emlxd, config, tmp_path):
@@ -144,12 +174,13 @@ def test_models_works_without_a_daemon(emlxd, config):
     ("arguments", "heavy"),
     [
         (["--help"], ("pydantic", "yaml", "rich.progress", "emlxd.config")),
-        (["check"], ("rich.progress", "huggingface_hub", "emlxd.sources", "emlxd.metrics")),
+        (["check"], ("rich.progress", "huggingface_hub", "emlxd.metrics")),
         (["models"], ("huggingface_hub", "httpx")),
     ],
 )
 def test_a_command_imports_only_what_it_needs(config, tmp_path, arguments, heavy):
-    config()
+    # No model is here: the memory of one is a question for MLX.
+    config("models: [{name: absent, source: {path: absent.gguf}}]")
     code = "import sys\nfrom emlxd.cli import app\napp(standalone_mode=False)\nprint(*sys.modules)"
     out = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True

@@ -1,0 +1,40 @@
+"""What models would take on this machine: joins their files, the device and ``emlxd.memory``'s arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emlxd import memory
+from emlxd.config import MemorySettings, ModelSettings
+from emlxd.graph import device_memory
+from emlxd.graph.device import current_device
+from emlxd.graph.measure import measure
+from emlxd.memory import ComputeForm, Needs, Sizes
+
+
+def predict(settings: ModelSettings, path: Path) -> Needs:
+    """The bytes that the model at ``path`` will take. Reads headers alone. Raises ModelFormatError."""
+    facts = measure(path)
+    here = current_device()
+    form = ComputeForm(
+        itemsize=here.dtype(settings.dtype).size,
+        keeps_quantized=here.keeps_quantized(settings.weights),
+        fused_attention=here.gpu,
+    )
+    sizes = Sizes(
+        slots=settings.slots,
+        max_context=settings.max_context or facts.max_position,
+        prefill_chunk=settings.prefill_chunk,
+        prefix_cache=settings.prefix_cache.bytes,
+    )
+    return memory.needs(facts, sizes, form)
+
+
+def budget(settings: MemorySettings) -> int:
+    """Bytes that all models may take together."""
+    return memory.budget_bytes(settings.budget, device_memory.memory_total())
+
+
+def apply_limits(settings: MemorySettings) -> None:
+    """Tells MLX of the budget. Call it before anything is loaded, and again when a reload changes it."""
+    device_memory.limit_memory(budget(settings), settings.buffer_cache_bytes)

@@ -1,0 +1,117 @@
+"""How many bytes a model will take, what may be taken in all, and who has to go: arithmetic alone.
+
+The activations are what one prefill chunk or one decode step needs at its worst. Their factors are
+measured (docs/memory.md says where); weights and caches are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from emlxd.graph.measure import ModelFacts, StoredTensor
+
+FLOAT32: Final = 4  # bytes
+SCORE_COPIES: Final = 7  # score matrices alive at once where attention is made of plain operations
+TOKEN_COPIES: Final = 4  # widest rows of a layer alive at once for each token of a chunk
+LOGIT_COPIES: Final = 8  # rows of logits alive at once for each slot while it samples
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeForm:
+    """How a device holds and computes a model: bytes a value, and whether attention is one kernel."""
+
+    itemsize: int
+    keeps_quantized: bool
+    fused_attention: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the configuration asks of a model. ``prefix_cache`` is in bytes, the others count."""
+
+    slots: int
+    max_context: int
+    prefill_chunk: int
+    prefix_cache: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of a loaded model, by what they are for."""
+
+    weights: int = 0
+    cache: int = 0
+    prefix_cache: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.prefix_cache + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A loaded model that may be unloaded for another one. ``last_used`` is a time."""
+
+    name: str
+    nbytes: int
+    priority: int
+    last_used: float
+
+
+def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
+    """The bytes of a model before it is loaded."""
+    return Needs(
+        weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
+        cache=facts.cached_values * sizes.slots * sizes.max_context * form.itemsize,
+        prefix_cache=sizes.prefix_cache,
+        activations=max(_prefill_bytes(facts, sizes, form), _decode_bytes(facts, sizes)),
+    )
+
+
+def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
+    if tensor.packed and form.keeps_quantized:
+        return tensor.packed + tensor.scales * form.itemsize
+    return tensor.values * form.itemsize
+
+
+def _prefill_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:
+    chunk = min(sizes.prefill_chunk, sizes.max_context)
+    if form.fused_attention:
+        return TOKEN_COPIES * chunk * facts.widest_row * form.itemsize
+    return SCORE_COPIES * facts.heads * chunk * sizes.max_context * form.itemsize
+
+
+def _decode_bytes(facts: ModelFacts, sizes: Sizes) -> int:
+    return LOGIT_COPIES * sizes.slots * facts.vocab_size * FLOAT32
+
+
+def budget_bytes(setting: float, device_total: int) -> int:
+    """``memory.budget`` in bytes: up to 1 it is a share of what the device has."""
+    return round(setting * device_total) if setting <= 1 else round(setting)
+
+
+def victims(candidates: Iterable[Candidate], shortage: int) -> Sequence[Candidate] | None:
+    """Whom to unload so that ``shortage`` bytes get free: low priority first, then the least recently used.
+
+    None if all of them together are too small; then nobody should be unloaded in vain.
+    """
+    chosen: list[Candidate] = []
+    freed = 0
+    for candidate in sorted(candidates, key=lambda c: (c.priority, c.last_used)):
+        if freed >= shortage:
+            break
+        chosen.append(candidate)
+        freed += candidate.nbytes
+    return chosen if freed >= shortage else None
+
+
+def format_bytes(nbytes: int) -> str:
+    """``1.5 GiB``: how numbers are told to people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,167 @@
+"""What a model takes is known before it is loaded, and whoever must go is chosen with care."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emlxd import memory
+from emlxd.config import ModelSettings, PrefixCacheSettings, Settings, Source
+from emlxd.core import SamplingParams
+from emlxd.errors import ModelFormatError
+from emlxd.footprint import predict
+from emlxd.graph import device_memory
+from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.open import open_runner
+from emlxd.memory import Candidate, Needs, budget_bytes, victims
+from emlxd.sources import locate
+from tests.daemon import DEFAULT_SOURCE
+from tests.graph import tiny
+
+MiB = 1 << 20
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Runs ``work`` on a thread of its own, as a model's worker would, and gives what it gave."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def use(path: Path, settings: ModelSettings) -> tuple[int, int, int]:
+    """Loads and runs a model at its limits: active bytes, peak, and what is left of it when closed."""
+
+    def work() -> tuple[int, int, int]:
+        mx.clear_cache()
+        before = device_memory.memory_use().active
+        runner = open_runner(path, settings)
+        active = device_memory.memory_use().active - before
+        mx.reset_peak_memory()
+        chunk = settings.prefill_chunk
+        begin = Begin(SamplingParams(temperature=0.7), (5,) * chunk)
+        row = PrefillRow(0, runner.max_context - chunk, (5,) * chunk, begin)
+        runner.prefill([row]).read()
+        runner.decode([runner.max_context - 1] * runner.slots).read()
+        peak = device_memory.memory_use().peak - before
+        runner.close()
+        return active, peak, device_memory.memory_use().active - before
+
+    return in_thread(work)  # type: ignore[no-any-return]
+
+
+def entry(path: Path, prefix: int = 0, **changes: Any) -> ModelSettings:
+    return ModelSettings(
+        name="m", source=Source(path=path), prefix_cache=PrefixCacheSettings(bytes=prefix), **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "weights"),
+    [
+        ({}, None, "auto"),
+        ({"tie_word_embeddings": True}, 4, "keep"),
+        ({"num_key_value_heads": 4}, 8, "keep"),
+        ({}, 8, "dense"),
+    ],
+)
+@pytest.mark.parametrize("prefix", [0, 4 * MiB])
+def test_the_bytes_of_a_folder_are_predicted(
+    tmp_path: Path, shape: dict[str, Any], bits: int | None, weights: str, prefix: int
+) -> None:
+    model, config = tiny.make_llama(**shape)
+    config = tiny.quantize(model, config, bits=bits) if bits else config
+    tiny.save(tmp_path, model, config)
+    settings = entry(tmp_path, prefix, slots=4, prefill_chunk=64, weights=weights)
+    del model
+    predicted = predict(settings, tmp_path)
+    active, peak, left = use(tmp_path, settings)
+    assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
+    assert peak == pytest.approx(predicted.total, rel=0.1)
+    assert left < active / 100
+
+
+@pytest.mark.model
+def test_the_bytes_of_the_default_model_are_predicted() -> None:
+    path = locate(Source(**DEFAULT_SOURCE))
+    if path is None:
+        pytest.skip("the default model is not in the cache")
+    settings = entry(path, slots=2, max_context=1024, prefill_chunk=256, compile=False)
+    predicted = predict(settings, path)
+    active, peak, left = use(path, settings)
+    assert active == pytest.approx(predicted.total - predicted.activations, rel=0.01)
+    assert peak == pytest.approx(predicted.total, rel=0.1)
+    assert left < active / 100
+
+
+def test_a_damaged_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\xff" * 40)
+    with pytest.raises(ModelFormatError, match=r"m\.gguf"):
+        predict(entry(tmp_path / "m.gguf"), tmp_path / "m.gguf")
+
+
+# The budget
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("50%", 500), ("100%", 1000), (0.25, 250), ("2kB", 2000), (300, 300)]
+)
+def test_a_budget_is_bytes_or_a_share(text: str | float, expected: int) -> None:
+    setting = Settings(memory={"budget": text}).memory.budget
+    assert budget_bytes(setting, 1000) == expected
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-5%", "much", "5 %%", True, 0, float("nan")])
+def test_other_budgets_are_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        Settings(memory={"budget": text})
+
+
+def test_the_device_says_what_it_has() -> None:
+    assert device_memory.memory_total() > 100 * MiB
+
+
+# Victims
+
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        name=st.uuids().map(str),
+        nbytes=st.integers(1, 100),
+        priority=st.integers(-2, 2),
+        last_used=st.floats(0, 100),
+    ),
+    max_size=8,
+)
+
+
+@given(candidates, st.integers(0, 400))
+def test_victims_free_enough_and_no_more(models: list[Candidate], shortage: int) -> None:
+    chosen = victims(models, shortage)
+    if chosen is None:
+        assert sum(model.nbytes for model in models) < shortage
+        return
+    assert sum(model.nbytes for model in chosen) >= shortage
+    assert sum(model.nbytes for model in chosen[:-1]) < shortage or not chosen
+    spared = [model for model in models if model not in chosen]
+    for model in chosen:
+        assert all((model.priority, model.last_used) <= (kept.priority, kept.last_used) for kept in spared)
+
+
+def test_the_total_is_the_sum() -> None:
+    assert Needs(1, 2, 3, 4).total == 10
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(3, "3 B"), (2048, "2.0 KiB"), (3 * MiB, "3.0 MiB"), (1536 * MiB, "1.5 GiB")]
+)
+def test_bytes_as_people_read_them(nbytes: int, text: str) -> None:
+    assert memory.format_bytes(nbytes) == text
