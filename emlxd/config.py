@@ -186,7 +186,9 @@ class PrefixCacheSettings(Section):
     """What stays of finished prompts and answers, for requests that begin alike."""
 
     bytes: Size = Field(
-        default=128 * 1024 * 1024, ge=0, description="Memory for K/V blocks of 64 tokens. 0 turns the cache off."
+        default=128 * 1024 * 1024,
+        ge=0,
+        description="Memory for K/V blocks of 64 tokens. 0 turns the cache off.",
     )
 
 

@@ -171,7 +171,7 @@ class MlxRunner:
         if mode.masked:
             own["allowed"] = self._mask_array(masks)
         tokens = sample(logits, positions, own, mode)
-        self._tokens[at] = tokens
+        self._set_tokens(slots, tokens)
         self._sampling.count(slots, tokens)
         return tokens, logprobs(logits, tokens) if mode.logprobs else None
 
@@ -231,7 +231,7 @@ class MlxRunner:
     def move(self, source: int, target: int, tokens: int) -> None:
         """Moves a running sequence, ``tokens`` positions long, to another slot."""
         self._cache.copy(source, target, tokens)
-        self._tokens[target] = self._tokens[source]
+        self._set_tokens([target], self._tokens[source : source + 1])
         self._sampling.move(source, target)
 
     def release(self, slot: int) -> None:
@@ -265,6 +265,10 @@ class MlxRunner:
         """Starts computing. All state is among it: what nobody evaluates piles up, a buffer a step."""
         state = [self._tokens, *self._cache.keys, *self._cache.values, *self._sampling.state()]
         mx.async_eval(*results, *state)  # type: ignore[no-untyped-call]
+
+    def _set_tokens(self, slots: Sequence[int], tokens: mx.array) -> None:
+        """Replaced, not written to: a step in flight is still to be read from the old array."""
+        self._tokens = mx.put_along_axis(self._tokens, mx.array(list(slots)), tokens, axis=0)
 
     def _places(self, positions: Sequence[int | None]) -> tuple[int, mx.array]:
         """The attention window that covers ``positions``, and these as an array of a bucket's size."""

@@ -176,7 +176,7 @@ def _keep_top(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     ranked = mx.where((ranks < top_k) | (top_k == 0), ranked, -mx.inf)
     probabilities = mx.softmax(ranked, axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept = mx.where((before < top_p) | (top_p >= 1), ranked, mx.inf)
+    kept = mx.where(((before < top_p) | (top_p >= 1)) & (ranked > -mx.inf), ranked, mx.inf)
     return mx.where(logits >= kept.min(axis=-1, keepdims=True), logits, -mx.inf)
 
 

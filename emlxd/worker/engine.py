@@ -74,6 +74,7 @@ class Engine:
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
+        self._ended: list[Sequence] = []
         self._free_since = 0.0
         self.prefixes = PrefixCache(runner.blocks)
 
@@ -104,7 +105,8 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Ends a request without a word; unknown ids have ended already."""
         for sequence in self._requests.get(request_id, []).copy():
-            self._remove(sequence)
+            self._end(sequence)
+        self._free_slots()
 
     def step(self) -> None:
         """At most one slice of prefill and one decode step.
@@ -117,12 +119,13 @@ class Engine:
         self._launch_decode()
         self._receive(self._flights)
         self._flights, self._launched = self._launched, []
+        self._free_slots()
         self._mailbox.flush()
 
     def settle(self) -> None:
         """Receives all that is in flight, so that nothing of this model runs on the device."""
-        self._receive([*self._flights, *self._launched])
-        self._flights, self._launched = [], []
+        self._receive_all()
+        self._free_slots()
         self._mailbox.flush()
 
     def fail_all(self, error: EmlxdError) -> None:
@@ -191,11 +194,15 @@ class Engine:
         if any(sequence and sequence.matcher for sequence in sequences):
             # Masks depend on the tokens before: these are read while the device is at the forward pass.
             self._runner.forward(positions)
-            self.settle()
+            self._receive_all()
             pending = self._runner.sample([_mask(sequence) for sequence in sequences])
         else:
             pending = self._runner.decode(positions)
         self._launched.append(Flight(pending, sequences))
+
+    def _receive_all(self) -> None:
+        self._receive([*self._flights, *self._launched])
+        self._flights, self._launched = [], []
 
     def _receive(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
@@ -224,7 +231,7 @@ class Engine:
             if not sequence.request.max_tokens:
                 sequence.clock.first_token = now
                 self._mailbox.put(sequence.generation, sequence.finished("length", now))
-                self._remove(sequence)
+                self._end(sequence)
 
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         if not sequence.answer:
@@ -236,7 +243,7 @@ class Engine:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
             # The last token has no K/V yet: nobody asked the model what follows it.
             self._remember(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
-            self._remove(sequence)
+            self._end(sequence)
 
     def _remember(self, sequence: Sequence, tokens: Rows[int]) -> None:
         """Leaves the K/V of a sequence's ``tokens`` to the prefix cache."""
@@ -250,18 +257,25 @@ class Engine:
             self.cancel(request_id)
         self._mailbox.flush()
 
-    def _remove(self, sequence: Sequence) -> None:
-        """Frees the slot at once; what the step in flight still brings for it is dropped on arrival."""
+    def _end(self, sequence: Sequence) -> None:
+        """What the step in flight still brings for it is dropped on arrival."""
+        sequence.ended = True
+        self._ended.append(sequence)
         answers = self._requests[sequence.request.id]
         answers.remove(sequence)
         if not answers:
             del self._requests[sequence.request.id]
-        slot = sequence.slot
-        move = self._scheduler.remove(sequence)
-        if move:
-            self._runner.move(move.source, move.target, move.tokens)
-        elif slot >= 0:
-            self._runner.release(slot)
+
+    def _free_slots(self) -> None:
+        """Frees the slots of those that have ended. Not between a forward pass and its sampling."""
+        for sequence in self._ended:
+            slot = sequence.slot
+            move = self._scheduler.remove(sequence)
+            if move:
+                self._runner.move(move.source, move.target, move.tokens)
+            elif slot >= 0:
+                self._runner.release(slot)
+        self._ended.clear()
 
 
 def _prefill_row(chunk: Chunk) -> PrefillRow:

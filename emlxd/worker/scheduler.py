@@ -115,7 +115,6 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> Move | None:
         """Takes a sequence out, wherever it is. Gives the move that closes the gap, if there is one."""
-        sequence.ended = True
         if sequence.slot < 0:
             self.waiting.remove(sequence)
             return None

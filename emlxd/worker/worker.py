@@ -225,7 +225,5 @@ class Worker:
 
 def _fault(model: str, *, out_of_memory: bool) -> EmlxdError:
     if out_of_memory:
-        return Unavailable(
-            f"The model '{model}' ran out of memory. Try again, or a shorter prompt."
-        )
+        return Unavailable(f"The model '{model}' ran out of memory. Try again, or a shorter prompt.")
     return ServerFault(f"The model '{model}' failed while it computed the answer.")

@@ -68,7 +68,9 @@ def generate(
         for start in range(0, len(prompt), chunk):
             piece = tuple(prompt[start : start + chunk])
             last = start + chunk >= len(prompt)
-            pending = runner.prefill([PrefillRow(slot, start, piece, Begin(GREEDY, tuple(prompt)) if last else None)])
+            pending = runner.prefill(
+                [PrefillRow(slot, start, piece, Begin(GREEDY, tuple(prompt)) if last else None)]
+            )
         out[slot] = list(pending.read().tokens)
     for step in range(count - 1):
         positions = [len(prompts[s]) + step if s in prompts else None for s in range(max(prompts) + 1)]
@@ -113,7 +115,9 @@ def test_ragged_prompts_prefill_side_by_side(tmp_path: Path) -> None:
     folder = tiny.save(tmp_path, oracle, config)
     runner = open_runner(folder, settings(folder, slots=4, dtype="float32"))
     prompts = [PROMPT[:30], PROMPT[10:27], PROMPT[40:61]]
-    rows = [PrefillRow(slot, 0, tuple(prompts[slot]), Begin(GREEDY, tuple(prompts[slot]))) for slot in (2, 0, 1)]
+    rows = [
+        PrefillRow(slot, 0, tuple(prompts[slot]), Begin(GREEDY, tuple(prompts[slot]))) for slot in (2, 0, 1)
+    ]
     first = runner.prefill(rows).read().tokens
     second = runner.decode([len(prompt) for prompt in prompts]).read().tokens
     expected = [oracle_greedy(oracle, prompt, 2) for prompt in prompts]

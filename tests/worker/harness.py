@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest, TextPiece
-from emlxd.worker.engine import Engine
+from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams, TextPiece
+from emlxd.worker.engine import Engine, Runner
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Matcher, Sequence
+from emlxd.worker.sequence import LogprobQueue, Matcher, Sequence
 from tests.worker.fakes import FakeRunner, Rule
 
 
@@ -63,27 +63,26 @@ class Output:
         return ""
 
 
-class Harness:
-    """``rule`` gives the next token; ``eos`` are the ids that end an answer. Time is counted in steps."""
+class Drive:
+    """An engine on any runner; ``eos`` are the ids that end an answer. Time is counted in steps."""
 
-    def __init__(
-        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0}), blocks: int = 0
-    ) -> None:
-        self.runner = FakeRunner(slots, rule, blocks=blocks)
+    def __init__(self, runner: Runner, *, slots: int, chunk: int = 64, eos: Set[int] = frozenset()) -> None:
+        self.slots = slots
         self.scheduler = Scheduler(slots=slots, prefill_chunk=chunk)
         self.now = 0.0
-        pacer = PrefillPacer(1.0)
-        self.engine = Engine(self.runner, self.scheduler, pacer, Post(), lambda: self.now)  # type: ignore[arg-type]
+        self.engine = Engine(runner, self.scheduler, PrefillPacer(1.0), Post(), lambda: self.now)  # type: ignore[arg-type]
         self._eos = eos
 
     def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> Listener:
         listener = Listener(request)
         answers = [
-            Sequence(request, listener, Output(request.stop), self._eos, request.sampling, index)  # type: ignore[arg-type]
+            Sequence(request, listener, Output(request.stop), self._eos, _seeded(request, index), index)  # type: ignore[arg-type]
             for index in range(request.n)
         ]
         for answer in answers:
             answer.matcher = matcher
+            if request.sampling.logprobs is not None:
+                answer.logprobs = LogprobQueue(Output())  # type: ignore[arg-type]
             answer.leader = None if answer is answers[0] else answers[0]
         self.engine.add(answers)
         return listener
@@ -103,5 +102,20 @@ class Harness:
         """Slots are a dense prefix, each its own sequence's."""
         running = self.scheduler.running
         assert [sequence.slot for sequence in running] == list(range(len(running)))
-        assert len(running) <= len(self.runner.cache)
+        assert len(running) <= self.slots
         assert not any(sequence.ended for sequence in running)
+
+
+def _seeded(request: GenerateRequest, index: int) -> SamplingParams:
+    seed = request.sampling.seed
+    return replace(request.sampling, seed=None if seed is None else seed + index)
+
+
+class Harness(Drive):
+    """The same on a fake runner: ``rule`` gives the next token."""
+
+    def __init__(
+        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0}), blocks: int = 0
+    ) -> None:
+        self.runner = FakeRunner(slots, rule, blocks=blocks)
+        super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos)

@@ -1,0 +1,184 @@
+"""The engine on a real, tiny model: what it shares, moves and mixes never shows in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from emlxd.config import ModelSettings, PrefixCacheSettings, Source
+from emlxd.core import GenerateRequest, PromptScored, SamplingParams, TextPiece
+from emlxd.errors import ServerFault
+from emlxd.graph.open import open_runner
+from emlxd.graph.runner import MlxRunner
+from tests.graph import tiny
+from tests.worker.harness import Drive, Listener
+
+SLOTS = 4
+PROMPTS = [[(7 * i * i + 3 * i + seed) % 320 for i in range(20 + 37 * seed)] for seed in range(6)]
+GREEDY = SamplingParams(temperature=0.0)
+CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=5)
+
+MakeDrive = Callable[..., Drive]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, config = tiny.make_llama()
+    return tiny.save(tmp_path_factory.mktemp("tiny"), model, config)
+
+
+def open_tiny(folder: Path, *, prefix_bytes: int = 1 << 20) -> MlxRunner:
+    settings = ModelSettings(
+        name="tiny",
+        source=Source(path=folder),
+        slots=SLOTS,
+        dtype="float32",
+        prefix_cache=PrefixCacheSettings(bytes=prefix_bytes),
+    )
+    return open_runner(folder, settings, [3])
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> MlxRunner:
+    return open_tiny(folder)
+
+
+@pytest.fixture
+def drive(runner: MlxRunner) -> Drive:
+    runner.reset()
+    return Drive(runner, slots=SLOTS)
+
+
+def request(
+    id: object, prompt: list[int], params: SamplingParams = GREEDY, **changes: object
+) -> GenerateRequest:
+    return GenerateRequest(str(id), tuple(prompt), 24, params, **changes)  # type: ignore[arg-type]
+
+
+def solo(drive: Drive, prompt: list[int], params: SamplingParams = GREEDY, **changes: object) -> str:
+    listener = drive.submit(request("solo", prompt, params, **changes))
+    drive.run()
+    return listener.text
+
+
+def test_answers_are_the_same_alone_and_among_strangers(drive: Drive) -> None:
+    params = [GREEDY, CREATIVE, SamplingParams(seed=1), SamplingParams(temperature=0.5, seed=2, logprobs=3)]
+    jobs = [(prompt, params[number % 4]) for number, prompt in enumerate(PROMPTS)]
+    together = [drive.submit(request(number, *job)) for number, job in enumerate(jobs)]
+    drive.run()
+    for (prompt, param), listener in zip(jobs, together, strict=True):
+        assert solo(drive, prompt, param) == listener.text
+
+
+def test_a_hit_gives_the_answer_of_a_miss(drive: Drive) -> None:
+    prompt = PROMPTS[5]
+    miss = drive.submit(request(1, prompt))
+    drive.run()
+    hit = drive.submit(request(2, prompt))
+    drive.run()
+    assert hit.end and hit.end.usage.cached_tokens == 192  # type: ignore[union-attr]
+    assert hit.text == miss.text
+
+
+def test_an_answer_is_a_prefix_for_the_next_turn(drive: Drive) -> None:
+    prompt = PROMPTS[5][:175]
+    first = drive.submit(request(1, prompt))
+    drive.run()
+    turn = [*prompt, *map(int, first.text.split()), 7, 8, 9]
+    second = drive.submit(request(2, turn))
+    drive.run()
+    assert second.end and second.end.usage.cached_tokens == 192  # type: ignore[union-attr]
+    drive.engine.recover(ServerFault("forget the cache"), shed=False)
+    assert solo(drive, turn) == second.text
+
+
+def test_answers_to_one_prompt_are_those_of_their_seeds(drive: Drive) -> None:
+    many = drive.submit(request("many", PROMPTS[2], CREATIVE, n=6))
+    drive.run()
+    texts = [many.text_of(index) for index in range(6)]
+    assert len(set(texts)) == 6
+    for index, text in enumerate(texts):
+        params = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=5 + index)
+        assert solo(drive, PROMPTS[2], params) == text
+
+
+def test_lost_memory_is_computed_again(drive: Drive) -> None:
+    listener = drive.submit(request("kept", PROMPTS[1], CREATIVE))
+    for _ in range(6):
+        drive.step()
+    drive.submit(request("shed", PROMPTS[0]))
+    drive.step()
+    drive.engine.recover(ServerFault("full"), shed=True)
+    drive.run()
+    assert listener.text == solo(drive, PROMPTS[1], CREATIVE)
+
+
+class Everything:
+    """A grammar that allows all tokens, so that only the way of computing differs."""
+
+    finished = False
+
+    def mask(self) -> bytes:
+        return b"\xff" * 40
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+def test_a_masked_step_computes_what_a_plain_one_does(drive: Drive) -> None:
+    plain = [solo(drive, prompt, CREATIVE) for prompt in PROMPTS[:3]]
+    masked = [
+        drive.submit(request(number, prompt, CREATIVE), Everything() if number != 1 else None)
+        for number, prompt in enumerate(PROMPTS[:3])
+    ]
+    drive.run()
+    assert [listener.text for listener in masked] == plain
+
+
+def test_no_end_token_before_its_time(drive: Drive) -> None:
+    wish = SamplingParams(temperature=0.0, logit_bias=((3, 100.0),), min_tokens=5)
+    tokens = solo(drive, PROMPTS[0], wish).split()
+    assert tokens.index("3") == 5
+
+
+def test_log_probabilities_are_those_of_the_model(drive: Drive, folder: Path) -> None:
+    oracle, _ = tiny.make_llama()
+    prompt = PROMPTS[3]
+    listener = drive.submit(
+        request(1, prompt, SamplingParams(temperature=0.0, logprobs=2), prompt_logprobs=2)
+    )
+    drive.run()
+    tokens = [int(word) for word in listener.text.split()]
+    logits = oracle(mx.array([[*prompt, *tokens]]))[0]
+    expected = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
+    scored = listener.events[0]
+    assert isinstance(scored, PromptScored) and scored.logprobs[0] is None
+    answered = [one for event in listener.events if isinstance(event, TextPiece) for one in event.logprobs]
+    entries = [*scored.logprobs[1:], *answered]
+    assert [entry.token for entry in entries if entry] == [*prompt[1:], *tokens]
+    for place, entry in enumerate(entries):
+        assert entry
+        assert entry.logprob == pytest.approx(expected[place][entry.token], abs=1e-3)
+        best = sorted(range(320), key=lambda token: -expected[place][token])[:2]
+        assert [token for token, _ in entry.top] == best
+
+
+def test_memory_and_traces_stay_flat(folder: Path) -> None:
+    runner = open_tiny(folder)
+    drive = Drive(runner, slots=SLOTS)
+
+    def traffic(rounds: int) -> None:
+        for round in range(rounds):
+            listeners: list[Listener] = []
+            for number, prompt in enumerate(PROMPTS):
+                listeners.append(drive.submit(request(f"{round}-{number}", prompt, CREATIVE)))
+            drive.run()
+
+    traffic(2)
+    traces, active = runner.traces, mx.get_active_memory()
+    traffic(6)
+    assert runner.traces == traces
+    assert mx.get_active_memory() <= active + (64 << 10)
