@@ -69,7 +69,7 @@ class SlotSampling:
     def count(self, slots: Sequence[int], tokens: mx.array) -> None:
         """Counts sampled tokens [len(slots)], where anybody asks for penalties."""
         if "counts" in self._large:
-            self._large["counts"] = self._large["counts"].at[mx.array(slots), tokens].add(1)
+            self._large["counts"] = self._large["counts"].at[mx.array(list(slots)), tokens].add(1)
 
     def replace_counts(self, counts: mx.array | None) -> None:
         """Takes the counts that a step has updated."""

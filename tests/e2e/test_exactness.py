@@ -65,7 +65,9 @@ def oracle() -> Oracle:
 
 def chat_prompt(prompt: str) -> str:
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    turns = [("system", system), ("user", prompt)]
+    written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return f"{written}<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
