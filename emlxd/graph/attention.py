@@ -30,20 +30,45 @@ class Place:
         """int32 [B, L]"""
         return self.starts[:, None] + mx.arange(self.length, dtype=mx.int32)
 
-    @property
-    def visible(self) -> mx.array:
-        """bool [B, 1, L, window]: a token sees itself and what came before it."""
-        return mx.arange(self.window, dtype=mx.int32) <= self.positions[:, None, :, None]
+    def visible(self, back: int | None = None) -> mx.array:
+        """bool [B, 1, L, window]: a token sees itself and before it ``back`` - 1 tokens, or all."""
+        own, other = self.positions[:, None, :, None], mx.arange(self.window, dtype=mx.int32)
+        if back is None or back >= self.window:
+            return other <= own
+        return (other <= own) & (other > own - back)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How scores become weights: their scale, a bound they approach (0 is none), and the sinks.
+
+    ``sinks`` [H] are scores of one more key without a value, one a head.
+    """
+
+    scale: float
+    soft_cap: float = 0.0
+    sinks: mx.array | None = None
 
 
 class Attention(Protocol):
     """How a device computes attention, and the form of mask that it does so with."""
 
-    def mask(self, place: Place) -> mx.array:
-        """What all layers of one forward share."""
+    def mask(self, place: Place, back: int | None = None) -> mx.array:
+        """What all layers of one forward share that look equally far back."""
 
-    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-        """q [B, H, L, d], k and v [B, Hk, window, d] -> [B, H, L, d]."""
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array,
+        scoring: Scoring,
+        bias: mx.array | None = None,
+    ) -> mx.array:
+        """q [B, H, L, d], k [B, Hk, window, d], v [B, Hk, window, dv] -> [B, H, L, dv].
+
+        ``bias`` [B, H, L, window] is added to the scores.
+        """
 
 
 def write(cache: mx.array, new: mx.array, place: Place) -> None:
@@ -61,14 +86,37 @@ def read(cache: mx.array, place: Place) -> mx.array:
 
 
 class FusedAttention:
-    """MLX's own kernel."""
+    """MLX's own kernel, where it can: it knows no soft cap."""
 
-    def mask(self, place: Place) -> mx.array:
+    def mask(self, place: Place, back: int | None = None) -> mx.array:
         """bool [B, 1, L, window]"""
-        return place.visible
+        return place.visible(back)
 
-    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array,
+        scoring: Scoring,
+        bias: mx.array | None = None,
+    ) -> mx.array:
+        if scoring.soft_cap:
+            return self._capped(q, k, v, mask, scoring)
+        if bias is not None:
+            mask = mx.where(mask, bias, mx.finfo(bias.dtype).min)
+        return mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=scoring.scale, mask=mask, sinks=scoring.sinks
+        )
+
+    def _capped(self, q: mx.array, k: mx.array, v: mx.array, mask: mx.array, scoring: Scoring) -> mx.array:
+        batch, heads, length, _ = q.shape
+        q = (q * scoring.scale).reshape(batch, k.shape[1], -1, length, q.shape[-1])
+        scores = q @ k[:, :, None].swapaxes(-1, -2)
+        scores = scoring.soft_cap * mx.tanh(scores / scoring.soft_cap)
+        scores = mx.where(mask[:, None], scores, mx.finfo(scores.dtype).min)
+        out = mx.softmax(scores, axis=-1, precise=True) @ v[:, :, None]
+        return out.reshape(batch, heads, length, v.shape[-1])
 
 
 class CpuAttention:
@@ -81,19 +129,39 @@ class CpuAttention:
     def __init__(self, *, compile: bool) -> None:
         self._shifted_exp = mx.compile(_shifted_exp) if compile else _shifted_exp
 
-    def mask(self, place: Place) -> mx.array:
+    def mask(self, place: Place, back: int | None = None) -> mx.array:
         """float32 [B, 1, 1, L, window], to be added"""
-        return mx.where(place.visible, 0.0, _HIDDEN)[:, None]
+        return mx.where(place.visible(back), 0.0, _HIDDEN)[:, None]
 
-    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array,
+        scoring: Scoring,
+        bias: mx.array | None = None,
+    ) -> mx.array:
         batch, heads, length, dim = q.shape
         shared, window = k.shape[1], k.shape[2]
         rows = (batch, shared, heads // shared * length)
-        scores = (q * scale).reshape(*rows, dim) @ k.swapaxes(-1, -2)
-        scores = scores.reshape(batch, shared, heads // shared, length, window) + mask
-        weights = self._shifted_exp(scores, scores.max(axis=-1, keepdims=True)).reshape(*rows, window)
-        out = (weights @ v) / weights.sum(axis=-1, keepdims=True)
-        return out.reshape(q.shape)
+        scores = (q * scoring.scale).reshape(*rows, dim) @ k.swapaxes(-1, -2)
+        scores = scores.reshape(batch, shared, heads // shared, length, window)
+        if scoring.soft_cap:
+            scores = scoring.soft_cap * mx.tanh(scores / scoring.soft_cap)
+        if bias is not None:
+            scores = scores + bias.reshape(scores.shape)
+        scores = scores + mask
+        highest = scores.max(axis=-1, keepdims=True)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.reshape(shared, heads // shared, 1, 1)
+            highest = mx.maximum(highest, sinks)
+        weights = self._shifted_exp(scores, highest)
+        total = weights.sum(axis=-1, keepdims=True)
+        if scoring.sinks is not None:
+            total = total + self._shifted_exp(sinks, highest)
+        out = (weights.reshape(*rows, window) @ v).reshape(*total.shape[:-1], v.shape[-1]) / total
+        return out.reshape(batch, heads, length, v.shape[-1])
 
 
 def _shifted_exp(scores: mx.array, shift: mx.array) -> mx.array:

@@ -7,9 +7,8 @@ from typing import Final, Literal
 
 import mlx.core as mx
 
-from emlxd.graph import cpu_math
+from emlxd.graph.activations import Activation, make_activation
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
-from emlxd.graph.layers import Activation, swiglu
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
 
@@ -40,25 +39,14 @@ class Device:
     def attention(self, dtype: mx.Dtype, *, compile: bool) -> Attention:
         return CpuAttention(compile=compile) if self._plain(dtype) else FusedAttention()
 
-    def swiglu(self, dtype: mx.Dtype, *, compile: bool) -> Activation:
-        if self._plain(dtype):
-            return mx.compile(_cpu_swiglu) if compile else _cpu_swiglu
-        return mx.compile(swiglu, shapeless=True) if compile else swiglu
+    def activation(self, name: str, dtype: mx.Dtype, *, gated: bool, compile: bool) -> Activation:
+        return make_activation(name, gated=gated, plain_cpu=self._plain(dtype), compile=compile)
 
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
-        return FusedRope(spec) if self.gpu else TableRope(spec, max_context)
+        return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
 
     def _plain(self, dtype: mx.Dtype) -> bool:
         return not self.gpu and dtype == mx.float32
-
-
-def _cpu_swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    return gate * cpu_math.sigmoid(gate) * up
-
-
-def limit_buffer_cache(nbytes: int) -> None:
-    """How much freed memory MLX may keep for reuse, in this process."""
-    mx.set_cache_limit(nbytes)
 
 
 def current_device() -> Device:

@@ -10,12 +10,12 @@ WINDOW_STEP = 256
 
 
 class KVCache:
-    """Keys and values of every layer, each [slots, kv_heads, max_context, head_dim]."""
+    """Keys and values of every layer, in the shapes of ``ModelSpec.cache_shape``."""
 
     def __init__(self, spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> None:
-        shape = (slots, spec.kv_heads, max_context, spec.head_dim)
-        self.keys = [mx.zeros(shape, dtype) for _ in range(spec.layers)]
-        self.values = [mx.zeros(shape, dtype) for _ in range(spec.layers)]
+        keys, values = spec.cache_shape(slots, max_context)
+        self.keys = [mx.zeros(keys, dtype) for _ in spec.layers]
+        self.values = [mx.zeros(values, dtype) for _ in spec.layers]
         self._max_context = max_context
         mx.eval(self.keys, self.values)
 

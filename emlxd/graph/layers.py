@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from emlxd.graph.activations import Activation
+from emlxd.graph.spec import NormSpec
 from emlxd.graph.weights import Weight, fuse_rows
 
 
@@ -34,10 +37,9 @@ class Parallel:
     """Several projections of the same input: one matmul where their formats allow it."""
 
     parts: tuple[Linear, ...]
-    sizes: tuple[int, ...]
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The outputs side by side: [..., sum(sizes)]."""
+        """The outputs side by side."""
         if len(self.parts) == 1:
             return self.parts[0](x)
         return mx.concatenate([part(x) for part in self.parts], axis=-1)
@@ -45,14 +47,13 @@ class Parallel:
 
 def fuse(linears: Sequence[Linear]) -> Parallel:
     """One matmul for several: a step launches fewer kernels and reads the same bytes."""
-    sizes = tuple(linear.weight.data.shape[0] for linear in linears)
     weight = fuse_rows([linear.weight for linear in linears])
     if weight is None:
-        return Parallel(tuple(linears), sizes)
+        return Parallel(tuple(linears))
     biases = [linear.bias for linear in linears if linear.bias is not None]
     if biases and len(biases) < len(linears):
-        return Parallel(tuple(linears), sizes)
-    return Parallel((Linear(weight, mx.concatenate(biases) if biases else None),), sizes)
+        return Parallel(tuple(linears))
+    return Parallel((Linear(weight, mx.concatenate(biases) if biases else None),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,55 @@ class Embedding:
         return self.weight.map_rows(lambda part: part[tokens]).dense(self.dtype).data
 
 
-Activation = Callable[[mx.array, mx.array], mx.array]
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root-mean-square or layer normalisation of the last axis."""
+
+    spec: NormSpec
+    weight: mx.array
+    bias: mx.array | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.spec.kind == "layer":
+            return mx.fast.layer_norm(x, self.weight, self.bias, self.spec.eps)
+        return mx.fast.rms_norm(x, self.weight, self.spec.eps)
 
 
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    return gate * mx.sigmoid(gate) * up
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """Normalises each head of queries and keys; ``weight`` is [heads, head_dim]."""
+
+    spec: NormSpec
+    weight: mx.array
+
+    def __call__(self, heads: mx.array) -> mx.array:
+        """[B, L, heads, head_dim] -> the same"""
+        if self.spec.kind == "layer":
+            return mx.fast.layer_norm(heads, None, None, self.spec.eps) * self.weight
+        return mx.fast.rms_norm(heads, None, self.spec.eps) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """A feed-forward layer; ``gate_up`` is the gate and the linear part, or the latter alone."""
+
+    gate_up: Parallel
+    down: Linear
+    activation: Activation
+    gated: bool
+
+    def __call__(self, x: mx.array) -> mx.array:
+        h = self.gate_up(x)
+        return self.down(self.activation(*mx.split(h, 2, axis=-1)) if self.gated else self.activation(h))
+
+
+def arrays_in(part: Any) -> Iterator[mx.array]:
+    """Every array in a tree of dataclasses and tuples; one that is used twice comes twice."""
+    if isinstance(part, mx.array):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from arrays_in(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from arrays_in(getattr(part, field.name))

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
+from emlxd.graph.safetensors import open_safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def measure(path: Path) -> ModelFacts:
     attention = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     return ModelFacts(
         tensors=tuple(tensors),
-        cached_values=2 * spec.layers * spec.kv_heads * spec.head_dim,
+        cached_values=len(spec.layers) * sum(math.prod(shape) for shape in spec.cache_shape(1, 1)),
         widest_row=attention + 2 * spec.intermediate_size + 2 * spec.hidden_size,
         heads=spec.heads,
         vocab_size=spec.vocab_size,
@@ -71,8 +72,7 @@ def _of_gguf(info: TensorInfo) -> StoredTensor:
 def _of_folder(path: Path, config: Mapping[str, Any]) -> Iterator[StoredTensor]:
     quantization = config.get("quantization") or {}
     for file in path.glob("*.safetensors"):
-        # Lazy: nothing but the header is read.
-        tensors = cast("dict[str, mx.array]", mx.load(str(file)))
+        tensors = open_safetensors(file)
         for name, tensor in tensors.items():
             stem, _, kind = name.rpartition(".")
             scales = tensors.get(f"{stem}.scales")

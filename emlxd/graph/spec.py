@@ -4,33 +4,133 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary positions over a head's first ``dims``; ``scaling`` is ``rope_scaling`` of config.json."""
+    """Rotary positions over a head's first ``dims``; ``scaling`` is ``rope_scaling`` of config.json.
+
+    ``traditional`` rotates neighbours, dimensions 2i and 2i + 1; otherwise i and i + dims / 2.
+    ``max_position`` is what the model was stretched to.
+    """
 
     dims: int
     base: float
     scaling: Mapping[str, Any] | None = None
+    traditional: bool = False
+    max_position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """``rms`` or ``layer`` normalisation; with ``plus_one`` the stored weight w stands for 1 + w."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: bool = False
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: keys and values are expanded from one small vector a token.
+
+    The sizes of that vector, of the part of a head that is not rotated, of the rotated part, and of a head's
+    values; ``query_rank`` is the size that queries are squeezed through, if they are.
+    """
+
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: each token goes to ``chosen`` of ``count``, each ``width`` wide.
+
+    ``scores``: how the router's logits become weights. ``softmax`` and ``sigmoid`` over all experts,
+    ``softmax_chosen`` over the chosen ones alone, ``sparsemixer`` as Phi-MoE. ``normalize`` lets the chosen
+    weights sum to 1, ``scale`` multiplies them. ``correction`` adds a stored bias when choosing, not when
+    weighing. With ``groups`` only the experts of the best ``top_groups`` may be chosen, a group being as good
+    as its best expert or its best two (``group_score``). ``shared_width`` is that of the expert which sees
+    every token; ``shared_gate`` weighs it. ``interleaved``: rows of the gate and the linear part alternate
+    where a checkpoint stores them as one.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    scores: Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
+    normalize: bool = False
+    scale: float = 1.0
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    shared_width: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    interleaved: bool = False
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees."""
+
+    rope: RopeSpec | None
+    window: int | None = None
+    experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: its sizes and which of the optional parts it has."""
+    """A decoder: its sizes and which of the optional parts it has.
+
+    ``norm_places``: where a layer normalises, before (``in``) or after (``out``) attention and feed-forward;
+    ``parallel`` gives both the same input. ``qk_norm``: over each head of the queries and keys, or over all
+    of them. ``tied_head`` None: tied if the checkpoint has no head. ``position_scale`` (beta, n) multiplies
+    the query at position p by 1 + beta log(1 + floor(p / n)).
+    """
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    layers: int
+    layers: tuple[LayerSpec, ...]
     heads: int
     kv_heads: int
     head_dim: int
-    norm_eps: float
-    rope: RopeSpec
+    norm: NormSpec
     max_position: int
-    tied_head: bool
-    attention_bias: bool = False
+    attention_scale: float
+    tied_head: bool | None = None
+    norm_places: tuple[str, ...] = ("attention_in", "mlp_in")
+    parallel: bool = False
+    qk_norm: Literal["head", "each_head", "all_heads"] | None = None
+    qk_norm_spec: NormSpec | None = None
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    sinks: bool = False
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    position_scale: tuple[float, int] | None = None
+    latent: LatentSpec | None = None
+
+    def cache_shape(self, slots: int, max_context: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the two arrays that a layer keeps for its tokens: keys and values, or latents."""
+        if latent := self.latent:
+            return (slots, 1, max_context, latent.rank), (slots, 1, max_context, latent.rope_dim)
+        shape = (slots, self.kv_heads, max_context, self.head_dim)
+        return shape, shape

@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
-from emlxd.graph.attention import Attention, Place, read, write
-from emlxd.graph.layers import Activation, Embedding, Linear, Parallel
-from emlxd.graph.rope import Rope
+from emlxd.graph.attention import Attention, Place
+from emlxd.graph.layers import Embedding, Linear, Norm, arrays_in
 from emlxd.graph.spec import ModelSpec
+from emlxd.graph.step_context import StepContext
 
-Rotate = Callable[[mx.array], mx.array]
+
+class Mixer(Protocol):
+    """The part of a layer where tokens meet."""
+
+    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+        """[B, L, D] -> [B, L, D]. Writes this step into the layer's ``keys`` and ``values``."""
+
+
+class FeedForward(Protocol):
+    """The part of a layer that sees one token at a time."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[B, L, D] -> [B, L, D]"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: attention and feed-forward, each normalised before and added to the residual stream."""
+    """One block. Each norm is there or not, as ``ModelSpec.norm_places`` says."""
 
-    attention_norm: mx.array
-    qkv: Parallel
-    attention_out: Linear
-    mlp_norm: mx.array
-    gate_up: Parallel
-    down: Linear
+    mixer: Mixer
+    feed_forward: FeedForward
+    attention_in: Norm | None
+    attention_out: Norm | None
+    mlp_in: Norm | None
+    mlp_out: Norm | None
+    parallel: bool
+    residual_scale: float
+
+    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+        h = _normed(self.attention_in, x)
+        mixed = _normed(self.attention_out, self.mixer(h, step, keys, values))
+        if self.parallel:
+            return x + self._scaled(mixed + self.feed_forward(h))
+        x = x + self._scaled(mixed)
+        return x + self._scaled(_normed(self.mlp_out, self.feed_forward(_normed(self.mlp_in, x))))
+
+    def _scaled(self, x: mx.array) -> mx.array:
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
+
+
+def _normed(norm: Norm | None, x: mx.array) -> mx.array:
+    return x if norm is None else norm(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,63 +65,34 @@ class Transformer:
     dtype: mx.Dtype
     embedding: Embedding
     layers: tuple[Layer, ...]
-    norm: mx.array
+    norm: Norm
     head: Linear
-    rope: Rope
     attention: Attention
-    activation: Activation
 
     def forward(
         self, tokens: mx.array, place: Place, keys: Sequence[mx.array], values: Sequence[mx.array]
     ) -> mx.array:
         """tokens int32 [B, L] -> hidden states [B, L, D]. Writes this step into ``keys`` and ``values``."""
         x = self.embedding(tokens)
-        rotate = self.rope.at(place.starts, place.length)
-        mask = self.attention.mask(place)
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
+        step = StepContext(self.spec, place, self.attention)
         for layer, k, v in zip(self.layers, keys, values, strict=True):
-            h = mx.fast.rms_norm(x, layer.attention_norm, self.spec.norm_eps)
-            x = x + self._attend(layer, h, rotate, mask, place, k, v)
-            h = mx.fast.rms_norm(x, layer.mlp_norm, self.spec.norm_eps)
-            gate, up = mx.split(layer.gate_up(h), 2, axis=-1)
-            x = x + layer.down(self.activation(gate, up))
+            x = layer(x, step, k, v)
         return x
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[..., D] -> float32 [..., vocab_size]"""
-        return self.head(mx.fast.rms_norm(hidden, self.norm, self.spec.norm_eps)).astype(mx.float32)
-
-    def _attend(
-        self,
-        layer: Layer,
-        x: mx.array,
-        rotate: Rotate,
-        mask: mx.array,
-        place: Place,
-        keys: mx.array,
-        values: mx.array,
-    ) -> mx.array:
-        spec, (batch, length, _) = self.spec, x.shape
-        qkv = layer.qkv(x).reshape(batch, length, -1, spec.head_dim)
-        qk, v = mx.split(qkv, [spec.heads + spec.kv_heads], axis=2)
-        q, k = mx.split(rotate(qk), [spec.heads], axis=2)
-        write(keys, k.swapaxes(1, 2), place)
-        write(values, v.swapaxes(1, 2), place)
-        out = self.attention(
-            q.swapaxes(1, 2), read(keys, place), read(values, place), spec.head_dim**-0.5, mask
-        )
-        return layer.attention_out(out.swapaxes(1, 2).reshape(batch, length, -1))
+        logits = self.head(self.norm(hidden)).astype(mx.float32)
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        if cap := self.spec.logit_soft_cap:
+            logits = cap * mx.tanh(logits / cap)
+        return logits
 
     def arrays(self) -> list[mx.array]:
         """Every weight once, also when the head is the embedding."""
-        linears = [self.head]
-        for layer in self.layers:
-            linears += [*layer.qkv.parts, layer.attention_out, *layer.gate_up.parts, layer.down]
-        arrays = [self.norm, *self.embedding.weight.arrays()]
-        arrays += [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        for linear in linears:
-            arrays += linear.weight.arrays()
-            arrays += [] if linear.bias is None else [linear.bias]
-        return list({id(array): array for array in arrays}.values())
+        return list({id(array): array for array in arrays_in(self)}.values())
 
     @property
     def nbytes(self) -> int:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from emlxd.graph.gguf import TensorInfo
-
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
@@ -67,51 +65,40 @@ class Weight:
 
 
 def fuse_rows(weights: Sequence[Weight]) -> Weight | None:
-    """Stacks matrices of equal input width into one, or None when their formats differ."""
-    first = weights[0]
-    if any(weight.quantization != first.quantization for weight in weights):
+    """Puts matrices of equal input width below each other, or None when their formats differ."""
+    if any(weight.quantization != weights[0].quantization for weight in weights):
         return None
+    return _join(weights, lambda parts: mx.concatenate(parts, axis=-2))
+
+
+def stack(weights: Sequence[Weight]) -> Weight:
+    """[n, ...] from n weights of one shape; dense where their formats differ."""
+    if any(weight.quantization != weights[0].quantization for weight in weights):
+        weights = [weight.dense(mx.float32) for weight in weights]
+    return _join(weights, mx.stack)
+
+
+def _join(weights: Sequence[Weight], join: Callable[[list[mx.array]], mx.array]) -> Weight:
+    scales = [weight.scales for weight in weights if weight.scales is not None]
+    biases = [weight.biases for weight in weights if weight.biases is not None]
     return Weight(
-        mx.concatenate([weight.data for weight in weights]),
-        None if first.scales is None else mx.concatenate([w.scales for w in weights if w.scales is not None]),
-        None if first.biases is None else mx.concatenate([w.biases for w in weights if w.biases is not None]),
-        first.quantization,
+        join([weight.data for weight in weights]),
+        join(scales) if scales else None,
+        join(biases) if biases else None,
+        weights[0].quantization,
     )
 
 
-def from_gguf(info: TensorInfo, raw: bytes) -> Weight:
-    """A GGUF tensor as MLX stores the same values; block types map to affine groups of 32."""
-    data = mx.array(memoryview(raw))  # type: ignore[arg-type]
-    match info.block.name:
-        case "F32":
-            return Weight(data.view(mx.float32).reshape(info.shape))
-        case "F16":
-            return Weight(data.view(mx.float16).reshape(info.shape))
-        case "BF16":
-            return Weight(data.view(mx.bfloat16).reshape(info.shape))
-    blocks = data.reshape(*info.shape[:-1], -1, info.block.bytes)
-    scales = blocks[..., 0:2].view(mx.float16)
-    match info.block.name:
-        case "Q4_0":
-            return _affine(_pack_nibbles(blocks[..., 2:]), scales, scales * -8, 4)
-        case "Q4_1":
-            return _affine(_pack_nibbles(blocks[..., 4:]), scales, blocks[..., 2:4].view(mx.float16), 4)
-        case "Q8_0":
-            return _affine(blocks[..., 2:] ^ 0x80, scales, scales * -128, 8)
-    raise NotImplementedError(info.block.name)
+def quantize(weight: Weight, quantization: Quantization) -> Weight:
+    """A dense weight in MLX's format; the last axis must divide into groups."""
+    q = quantization
+    data, scales, *biases = mx.quantize(weight.data, group_size=q.group_size, bits=q.bits, mode=q.mode)
+    return Weight(data, scales, biases[0] if biases else None, q)
 
 
-def _affine(packed: mx.array, scales: mx.array, biases: mx.array, bits: int) -> Weight:
-    """packed: [..., blocks, bytes a block] uint8; scales, biases: [..., blocks, 1]."""
-    return Weight(
-        mx.contiguous(packed.flatten(-2)).view(mx.uint32),
-        scales.squeeze(-1),
-        biases.squeeze(-1),
-        Quantization(group_size=32, bits=bits),
-    )
-
-
-def _pack_nibbles(quants: mx.array) -> mx.array:
-    """GGUF keeps weight j beside weight j + 16 in a byte; MLX keeps neighbours together."""
-    weights = mx.concatenate([quants & 0x0F, quants >> 4], axis=-1)
-    return weights[..., 0::2] | (weights[..., 1::2] << 4)
+def from_fp8(data: mx.array, scales: mx.array, block: int = 128) -> Weight:
+    """Hugging Face's fp8: e4m3 bytes [rows, columns] and one factor for each block x block of them."""
+    rows, columns = data.shape
+    values = mx.from_fp8(data, dtype=mx.float32)
+    factors = mx.repeat(mx.repeat(scales.astype(mx.float32), block, axis=0), block, axis=1)
+    return Weight((values * factors[:rows, :columns]).astype(mx.bfloat16))

@@ -37,6 +37,17 @@ def make_llama(seed: int = 0, **changes: Any) -> tuple[llama.Model, dict[str, An
     return model, config
 
 
+def random_parameters(model: nn.Module) -> Any:
+    """Values for every parameter: large enough for distinct answers, none at its initial 0 or 1."""
+
+    def value(p: mx.array) -> mx.array:
+        if p.ndim == 1:
+            return 1 + 0.3 * mx.random.normal(p.shape)
+        return mx.random.normal(p.shape) * (3 / p.shape[-1]) ** 0.5
+
+    return nn.utils.tree_map(value, model.parameters())
+
+
 def _scaled(model: nn.Module) -> Any:
     return nn.utils.tree_map(lambda p: p * 3 if p.ndim > 1 else p, model.parameters())
 

@@ -1,0 +1,145 @@
+"""Builds the parts of a layer from a checkpoint, as its ``ModelSpec`` says."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from emlxd.graph.activations import Activation
+from emlxd.graph.attention import Scoring
+from emlxd.graph.build_feed_forward import build_feed_forward
+from emlxd.graph.latent_attention import LatentAttention, Queries
+from emlxd.graph.layers import HeadNorm, Norm, Parallel, fuse
+from emlxd.graph.rope import Rope
+from emlxd.graph.self_attention import AllHeadsNorm, SelfAttention
+from emlxd.graph.spec import LatentSpec, LayerSpec, ModelSpec, NormSpec
+from emlxd.graph.taker import Taker
+from emlxd.graph.transformer import Layer, Mixer
+
+_LATENT_NORM = NormSpec(1e-6)
+
+
+def build_layer(
+    take: Taker, spec: ModelSpec, layer: LayerSpec, index: int, rope: Rope | None, activation: Activation
+) -> Layer:
+    """Layer ``index``; ``rope`` is made from ``layer.rope``."""
+    prefix = f"model.layers.{index}"
+
+    def norm(place: str) -> Norm | None:
+        if place not in spec.norm_places:
+            return None
+        return take.norm(f"{prefix}.{place}", spec.norm, spec.hidden_size)
+
+    return Layer(
+        mixer=_mixer(take, spec, layer, f"{prefix}.self_attn", rope),
+        feed_forward=build_feed_forward(take, spec, layer.experts, f"{prefix}.mlp", activation),
+        attention_in=norm("attention_in"),
+        attention_out=norm("attention_out"),
+        mlp_in=norm("mlp_in"),
+        mlp_out=norm("mlp_out"),
+        parallel=spec.parallel,
+        residual_scale=spec.residual_scale,
+    )
+
+
+def _mixer(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope: Rope | None) -> Mixer:
+    if spec.latent and rope:
+        return _latent_attention(take, spec, spec.latent, prefix, rope)
+    sinks = take.vector(f"{prefix}.sinks", spec.heads) if spec.sinks else None
+    return SelfAttention(
+        qkv=_qkv(take, spec, prefix),
+        out=take.linear(
+            f"{prefix}.o_proj", spec.hidden_size, spec.heads * spec.head_dim, spec.attention_out_bias
+        ),
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        norm=_qk_norm(take, spec, prefix),
+        rope=rope,
+        window=layer.window,
+        scoring=Scoring(spec.attention_scale, spec.attention_soft_cap, sinks),
+    )
+
+
+def _qkv(take: Taker, spec: ModelSpec, prefix: str) -> Parallel:
+    hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    if take.has(f"{prefix}.qkv_proj.weight"):
+        return Parallel((take.linear(f"{prefix}.qkv_proj", q + 2 * kv, hidden, spec.qkv_bias),))
+    parts = [
+        take.linear(f"{prefix}.{name}", rows, hidden, spec.qkv_bias)
+        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+    ]
+    return take.evaluated(fuse(parts))
+
+
+def _qk_norm(take: Taker, spec: ModelSpec, prefix: str) -> HeadNorm | AllHeadsNorm | None:
+    norm, dim = spec.qk_norm_spec or spec.norm, spec.head_dim
+    if spec.qk_norm is None:
+        return None
+    if spec.qk_norm == "all_heads":
+        return AllHeadsNorm(
+            take.norm(f"{prefix}.q_norm", norm, spec.heads * dim),
+            take.norm(f"{prefix}.k_norm", norm, spec.kv_heads * dim),
+            spec.heads,
+        )
+    parts = [
+        mx.broadcast_to(_head_weight(take, f"{prefix}.{name}", spec, norm, heads), (heads, dim))
+        for name, heads in (("q_norm", spec.heads), ("k_norm", spec.kv_heads))
+    ]
+    return take.evaluated(HeadNorm(norm, mx.concatenate(parts)))
+
+
+def _head_weight(take: Taker, stem: str, spec: ModelSpec, norm: NormSpec, heads: int) -> mx.array:
+    """One weight for all heads, or one for each: as a matrix or as so many vectors."""
+    dim = spec.head_dim
+    if take.has(f"{stem}.norms.0.weight"):
+        return mx.stack([take.vector(f"{stem}.norms.{head}.weight", dim) for head in range(heads)])
+    shape = (dim,) if spec.qk_norm == "head" else (heads, dim)
+    return take.norm(stem, norm, *shape).weight
+
+
+def _latent_attention(
+    take: Taker, spec: ModelSpec, latent: LatentSpec, prefix: str, rope: Rope
+) -> LatentAttention:
+    hidden, heads = spec.hidden_size, spec.heads
+    key_up, value_up = _expansions(take, latent, heads, prefix)
+    return LatentAttention(
+        spec=latent,
+        queries=_queries(take, spec, latent, prefix),
+        down=take.linear(
+            f"{prefix}.kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden, spec.qkv_bias
+        ),
+        down_norm=take.norm(f"{prefix}.kv_a_layernorm", _LATENT_NORM, latent.rank),
+        key_up=key_up,
+        value_up=value_up,
+        out=take.linear(f"{prefix}.o_proj", hidden, heads * latent.value_dim, spec.attention_out_bias),
+        heads=heads,
+        rope=rope,
+        scoring=Scoring(spec.attention_scale),
+    )
+
+
+def _queries(take: Taker, spec: ModelSpec, latent: LatentSpec, prefix: str) -> Queries:
+    rows = spec.heads * (latent.plain_dim + latent.rope_dim)
+    rank = latent.query_rank
+    if rank is None:
+        return Queries(None, None, take.linear(f"{prefix}.q_proj", rows, spec.hidden_size))
+    return Queries(
+        take.linear(f"{prefix}.q_a_proj", rank, spec.hidden_size, spec.qkv_bias),
+        take.norm(f"{prefix}.q_a_layernorm", _LATENT_NORM, rank),
+        take.linear(f"{prefix}.q_b_proj", rows, rank),
+    )
+
+
+def _expansions(take: Taker, latent: LatentSpec, heads: int, prefix: str) -> tuple[mx.array, mx.array]:
+    """The key and the value part of the expansion, stored apart or as one matrix."""
+    plain, value, rank = latent.plain_dim, latent.value_dim, latent.rank
+    if take.has(f"{prefix}.embed_q.weight"):
+        return (
+            take.vector(f"{prefix}.embed_q.weight", heads, rank, plain),
+            take.vector(f"{prefix}.unembed_out.weight", heads, value, rank),
+        )
+    both = take.vector(f"{prefix}.kv_b_proj.weight", heads * (plain + value), rank)
+    key_up, value_up = mx.split(both.reshape(heads, plain + value, rank), [plain], axis=1)
+    parts = mx.contiguous(key_up.swapaxes(-1, -2)), mx.contiguous(value_up)
+    take.evaluate(parts)
+    return parts

@@ -1,0 +1,94 @@
+"""Builds feed-forward layers from a checkpoint: plain and gated ones, and mixtures of experts."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from emlxd.graph.activations import Activation
+from emlxd.graph.layers import Linear, Mlp, Parallel, fuse
+from emlxd.graph.moe import ExpertLinear, Experts, Moe
+from emlxd.graph.spec import ExpertsSpec, ModelSpec
+from emlxd.graph.taker import Taker
+from emlxd.graph.weights import fuse_rows, stack
+
+
+def build_feed_forward(
+    take: Taker, spec: ModelSpec, experts: ExpertsSpec | None, prefix: str, activation: Activation
+) -> Mlp | Moe:
+    if experts:
+        return _moe(take, spec, experts, prefix, activation)
+    return _mlp(take, spec, prefix, spec.intermediate_size, activation)
+
+
+def _mlp(take: Taker, spec: ModelSpec, prefix: str, width: int, activation: Activation) -> Mlp:
+    """The gate and the linear part become one, whether or not they are stored so."""
+    hidden, bias = spec.hidden_size, spec.mlp_bias
+    if spec.gated and take.has(f"{prefix}.gate_up_proj.weight"):
+        gate_up = Parallel((take.linear(f"{prefix}.gate_up_proj", 2 * width, hidden, bias),))
+    else:
+        names = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+        gate_up = fuse([take.linear(f"{prefix}.{name}", width, hidden, bias) for name in names])
+    down = take.linear(f"{prefix}.down_proj", hidden, width, bias)
+    return Mlp(take.evaluated(gate_up), down, activation, spec.gated)
+
+
+def _moe(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str, activation: Activation) -> Moe:
+    count, hidden = experts.count, spec.hidden_size
+    router = take.matrix(f"{prefix}.router", count, hidden, quantize_dense=False)
+    shared = None
+    if experts.shared_width:
+        shared = _mlp(take, spec, f"{prefix}.shared_experts", experts.shared_width, activation)
+    return Moe(
+        spec=experts,
+        router=Linear(router, take.vector(f"{prefix}.router.bias", count) if experts.router_bias else None),
+        correction=(
+            take.vector(f"{prefix}.router.e_score_correction_bias", count, dtype=mx.float32)
+            if experts.correction
+            else None
+        ),
+        experts=Experts(
+            gate_up=_gate_up(take, spec, experts, prefix),
+            down=_projection(take, experts, prefix, "down_proj", hidden, experts.width),
+            activation=activation,
+        ),
+        shared=shared,
+        shared_gate=take.linear(f"{prefix}.shared_expert_gate", 1, hidden) if experts.shared_gate else None,
+    )
+
+
+def _gate_up(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str) -> tuple[ExpertLinear, ...]:
+    width, hidden = experts.width, spec.hidden_size
+    if take.has(f"{prefix}.stacked.gate_up_proj.weight"):
+        fused = _projection(take, experts, prefix, "gate_up_proj", 2 * width, hidden)
+        return (take.evaluated(_apart(fused)) if experts.interleaved else fused,)
+    gate, up = (_projection(take, experts, prefix, name, width, hidden) for name in ("gate_proj", "up_proj"))
+    weight = fuse_rows([gate.weight, up.weight])
+    if weight is None:
+        return gate, up
+    bias = None if gate.bias is None or up.bias is None else mx.concatenate([gate.bias, up.bias], axis=-1)
+    return (take.evaluated(ExpertLinear(weight, bias)),)
+
+
+def _projection(
+    take: Taker, experts: ExpertsSpec, prefix: str, name: str, rows: int, columns: int
+) -> ExpertLinear:
+    """One projection of all experts, stored as one tensor or as one for each."""
+    if take.has(f"{prefix}.experts.0.{name}.weight"):
+        each = [f"{prefix}.experts.{index}.{name}" for index in range(experts.count)]
+        weight = take.evaluated(stack([take.matrix(stem, rows, columns) for stem in each]))
+        bias = mx.stack([take.vector(f"{stem}.bias", rows) for stem in each]) if experts.bias else None
+        return ExpertLinear(weight, bias)
+    stem = f"{prefix}.stacked.{name}"
+    weight = take.matrix(stem, experts.count, rows, columns)
+    return ExpertLinear(weight, take.vector(f"{stem}.bias", experts.count, rows) if experts.bias else None)
+
+
+def _apart(fused: ExpertLinear) -> ExpertLinear:
+    """The gate's rows first, then those of the linear part, where a checkpoint stores them by turns."""
+
+    def reorder(part: mx.array, axis: int) -> mx.array:
+        pairs = mx.unflatten(part, axis, (-1, 2))
+        return mx.contiguous(mx.moveaxis(pairs, axis, axis - 1).flatten(axis - 1, axis))
+
+    weight = fused.weight.map_rows(lambda part: reorder(part, -2))
+    return ExpertLinear(weight, None if fused.bias is None else reorder(fused.bias, -1))

@@ -1,0 +1,329 @@
+"""The architectures that emlxd knows: one row each, from a checkpoint's own words to a ``ModelSpec``.
+
+A row is keyed by ``model_type`` of config.json and says only how a family differs from the common decoder:
+RMS norms before attention and before a gated SiLU feed-forward layer, rotary positions, no biases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from emlxd.graph import spec_parts as parts
+from emlxd.graph.names import BLOCK_SPARSE, SANDWICH, Names
+from emlxd.graph.spec import NormSpec
+from emlxd.graph.spec_parts import Config
+
+POST: Final = {"norm_places": ("attention_out", "mlp_out")}
+SANDWICHED: Final = {"norm_places": ("attention_in", "attention_out", "mlp_in", "mlp_out")}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family differs from the common decoder.
+
+    ``fields`` of ``ModelSpec``; ``layer``: fields of ``LayerSpec`` for layer i; ``names`` of tensors;
+    ``defaults`` for keys that its config.json may leave out; ``ignored``: tensors that no text model needs.
+    """
+
+    title: str
+    fields: Callable[[Config], dict[str, Any]] = lambda _: {}
+    layer: Callable[[Config, int], dict[str, Any]] = parts.by_layer_types
+    names: Names = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+def _gemma(c: Config) -> dict[str, Any]:
+    return {
+        "norm": NormSpec(parts.norm_eps(c), plus_one=True),
+        "activation": parts.activation(c, "gelu_pytorch_tanh", "hidden_activation"),
+        "embedding_scale": c["hidden_size"] ** 0.5,
+    }
+
+
+def _gemma2(c: Config) -> dict[str, Any]:
+    soft_caps = {
+        "attention_soft_cap": float(c.get("attn_logit_softcapping") or 0),
+        "logit_soft_cap": float(c.get("final_logit_softcapping") or 0),
+    }
+    return _gemma(c) | SANDWICHED | soft_caps | {"attention_scale": c["query_pre_attn_scalar"] ** -0.5}
+
+
+def _gemma3_layer(c: Config, i: int) -> dict[str, Any]:
+    if not parts.slides(c, i, (i + 1) % int(c.get("sliding_window_pattern") or 6) != 0):
+        return {}
+    local = (c.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+    base = float(local or c.get("rope_local_base_freq", 10000.0))
+    return parts.window(c) | {"rope": parts.rope(c, base=base, scaling=None)}
+
+
+def _olmo3_layer(c: Config, i: int) -> dict[str, Any]:
+    if not parts.slides(c, i, (i + 1) % 4 != 0):
+        return {}
+    return parts.window(c) | {"rope": parts.rope(c, scaling=None)}
+
+
+def _smollm3_layer(c: Config, i: int) -> dict[str, Any]:
+    rotated = c.get("no_rope_layers")
+    interval = int(c.get("no_rope_layer_interval", 4))
+    has_rope = bool(rotated[i]) if rotated else (i + 1) % interval != 0
+    return parts.by_layer_types(c, i) | ({} if has_rope else {"rope": None})
+
+
+def _cohere(c: Config) -> dict[str, Any]:
+    return {
+        "norm": parts.layer_norm(c, bias=bool(c.get("layer_norm_bias", False))),
+        "norm_places": ("attention_in",),
+        "parallel": True,
+        "qk_norm": "each_head" if c.get("use_qk_norm") else None,
+        "qk_norm_spec": parts.layer_norm(c, bias=False),
+        "logit_scale": float(c.get("logit_scale", 0.0625)),
+        "tied_head": True,
+    }
+
+
+def _cohere2_layer(c: Config, i: int) -> dict[str, Any]:
+    if parts.slides(c, i, (i + 1) % int(c.get("sliding_window_pattern") or 4) != 0):
+        return parts.window(c)
+    return {"rope": None}
+
+
+def _exaone4_layer(c: Config, i: int) -> dict[str, Any]:
+    pattern = c.get("sliding_window_pattern")
+    if not c.get("sliding_window") or not pattern:
+        return {}
+    local = pattern[i % len(pattern)] == "L" if isinstance(pattern, str) else (i + 1) % int(pattern) != 0
+    return parts.window(c) if parts.slides(c, i, local) else {"rope": None}
+
+
+def _stablelm(c: Config) -> dict[str, Any]:
+    parallel = bool(c.get("use_parallel_residual", False))
+    return {
+        "norm": parts.layer_norm(c, bias=True),
+        "norm_places": ("attention_in",) if parallel else ("attention_in", "mlp_in"),
+        "parallel": parallel,
+        "qkv_bias": bool(c.get("use_qkv_bias", False)),
+        "qk_norm": "each_head" if c.get("qk_layernorm") else None,
+        "qk_norm_spec": parts.layer_norm(c, bias=False),
+    }
+
+
+def _granite(c: Config) -> dict[str, Any]:
+    return {
+        "attention_scale": float(c["attention_multiplier"]),
+        "embedding_scale": float(c["embedding_multiplier"]),
+        "residual_scale": float(c["residual_multiplier"]),
+        "logit_scale": 1 / float(c["logits_scaling"]),
+    }
+
+
+def _minicpm(c: Config) -> dict[str, Any]:
+    return {
+        "embedding_scale": float(c["scale_emb"]),
+        "residual_scale": float(c["scale_depth"]) / math.sqrt(c["num_hidden_layers"]),
+        "logit_scale": c["dim_model_base"] / c["hidden_size"],
+    }
+
+
+def _qwen2_layer(c: Config, i: int) -> dict[str, Any]:
+    if not c.get("use_sliding_window"):
+        return {}
+    return parts.window(c) if parts.slides(c, i, i >= int(c.get("max_window_layers", 0))) else {}
+
+
+def _phimoe(c: Config) -> dict[str, Any]:
+    bias = bool(c.get("attention_bias", True))
+    return {
+        "norm": parts.layer_norm(c, bias=True),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "head_bias": bool(c.get("lm_head_bias", True)),
+    }
+
+
+def _gpt_oss_layer(c: Config, i: int) -> dict[str, Any]:
+    experts = parts.local_experts(c, "softmax_chosen", router_bias=True, bias=True, interleaved=True)
+    return {"experts": experts} | (parts.window(c) if parts.slides(c, i, i % 2 == 0) else {})
+
+
+def _use_bias(c: Config) -> dict[str, Any]:
+    bias = bool(c.get("use_bias", False))
+    return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias}
+
+
+def _deepseek_layer(c: Config, i: int) -> dict[str, Any]:
+    rope = parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=True)
+    return {"rope": rope, "experts": parts.routed_experts(c, i)}
+
+
+_DEEPSEEK_BIAS: Final = {"mlp_bias": False}
+_ERNIE: Final = {"rope_traditional": True}
+_QK: Final = {"qk_norm": "head"}
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "cohere": Family("Command R", _cohere, defaults={"rope_theta": 8e6, "rope_traditional": True}),
+    "cohere2": Family(
+        "Command R7B, Command A",
+        _cohere,
+        _cohere2_layer,
+        defaults={"rope_theta": 50000.0, "rope_traditional": True},
+    ),
+    "deepseek_v2": Family("DeepSeek V2", parts.latent, _deepseek_layer),
+    "deepseek_v3": Family(
+        "DeepSeek V3, R1; Kimi K2",
+        parts.latent,
+        _deepseek_layer,
+        defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True},
+    ),
+    "ernie4_5": Family("ERNIE 4.5", _use_bias, defaults=_ERNIE),
+    "ernie4_5_moe": Family(
+        "ERNIE 4.5 with experts",
+        _use_bias,
+        lambda c, i: {"experts": parts.ernie_experts(c, i)},
+        defaults=_ERNIE,
+        names={"mlp.router.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
+        ignored=("mtp_",),
+    ),
+    "exaone4": Family("EXAONE 4", lambda _: POST | _QK, _exaone4_layer),
+    "gemma": Family("Gemma", _gemma),
+    "gemma2": Family(
+        "Gemma 2",
+        _gemma2,
+        lambda c, i: parts.window(c) if parts.slides(c, i, i % 2 == 0) else {},
+        names=SANDWICH,
+        defaults={
+            "query_pre_attn_scalar": 144,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3_text": Family(
+        "Gemma 3 (text)",
+        lambda c: _gemma2(c) | _QK,
+        _gemma3_layer,
+        names=SANDWICH,
+        defaults={
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "sliding_window": 512,
+            "head_dim": 256,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "glm4": Family(
+        "GLM 4",
+        lambda c: SANDWICHED | {"attention_out_bias": False},
+        names={"attention_out": "post_self_attn_layernorm", "mlp_out": "post_mlp_layernorm"},
+        defaults={"rope_traditional": True, "partial_rotary_factor": 0.5},
+    ),
+    "glm4_moe": Family(
+        "GLM 4.5, 4.6",
+        lambda c: {"attention_out_bias": False, "qk_norm": "head" if c.get("use_qk_norm") else None},
+        lambda c, i: {"experts": parts.routed_experts(c, i)},
+        defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "partial_rotary_factor": 0.5},
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        lambda c: {
+            "qkv_bias": True,
+            "attention_out_bias": True,
+            "sinks": True,
+            "activation": "swiglu_clipped",
+        },
+        _gpt_oss_layer,
+        names={"mlp.router": "mlp.router", "mlp.stacked": "mlp.experts"},
+    ),
+    "granite": Family("Granite 3", _granite),
+    "granitemoe": Family(
+        "Granite 3 with experts",
+        _granite,
+        lambda c, i: {"experts": parts.local_experts(c, "softmax_chosen")},
+        names={
+            "mlp.router": "block_sparse_moe.router.layer",
+            "mlp.stacked": "block_sparse_moe.switch_mlp",
+            "mlp.stacked.gate_up_proj": "block_sparse_moe.input_linear",
+            "mlp.stacked.down_proj": (
+                "block_sparse_moe.switch_mlp.down_proj",
+                "block_sparse_moe.output_linear",
+            ),
+        },
+    ),
+    "llama": Family("Llama 2, 3; SmolLM 2"),
+    "minicpm": Family("MiniCPM", _minicpm),
+    "ministral3": Family("Ministral 3"),
+    "mistral": Family("Mistral", layer=parts.all_windowed),
+    "mixtral": Family(
+        "Mixtral",
+        layer=lambda c, i: parts.all_windowed(c, i) | {"experts": parts.local_experts(c, "softmax_chosen")},
+        names=BLOCK_SPARSE,
+        defaults={"rope_theta": 1e6},
+    ),
+    "olmo2": Family("OLMo 2", lambda _: POST | {"qk_norm": "all_heads"}),
+    "olmo3": Family("OLMo 3", lambda _: POST | {"qk_norm": "all_heads"}, _olmo3_layer),
+    "phi3": Family("Phi 3, 3.5, 4", layer=parts.all_windowed),
+    "phimoe": Family(
+        "Phi 3.5 MoE",
+        _phimoe,
+        lambda c, i: {
+            "experts": parts.local_experts(c, "sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01)))
+        },
+        names=BLOCK_SPARSE,
+    ),
+    "qwen2": Family(
+        "Qwen 2, 2.5",
+        lambda _: {"qkv_bias": True, "attention_out_bias": False},
+        _qwen2_layer,
+        defaults={"rope_theta": 1e6},
+    ),
+    "qwen2_moe": Family(
+        "Qwen 1.5, 2 with experts",
+        lambda _: {"qkv_bias": True, "attention_out_bias": False},
+        lambda c, i: {
+            "experts": parts.qwen_experts(
+                c, shared_width=int(c["shared_expert_intermediate_size"]), shared_gate=True
+            )
+            if parts.qwen_sparse(c, i)
+            else None
+        },
+        names={"mlp.shared_experts": "mlp.shared_expert"},
+        defaults={"rope_theta": 1e6},
+    ),
+    "qwen3": Family("Qwen 3", lambda _: _QK),
+    "qwen3_moe": Family(
+        "Qwen 3 with experts",
+        lambda _: _QK,
+        lambda c, i: {"experts": parts.qwen_experts(c) if parts.qwen_sparse(c, i) else None},
+    ),
+    "seed_oss": Family(
+        "Seed-OSS", lambda c: {"attention_out_bias": bool(c.get("attention_out_bias", False))}
+    ),
+    "smollm3": Family("SmolLM 3", layer=_smollm3_layer),
+    "stablelm": Family(
+        "StableLM",
+        _stablelm,
+        names={"self_attn.q_norm": "self_attn.q_layernorm", "self_attn.k_norm": "self_attn.k_layernorm"},
+    ),
+    "starcoder2": Family(
+        "StarCoder 2",
+        lambda c: {
+            "norm": parts.layer_norm(c, bias=True),
+            "qkv_bias": True,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "gated": False,
+            "activation": parts.activation(c, "gelu_pytorch_tanh"),
+        },
+        layer=parts.all_windowed,
+        names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+    ),
+}
+"""By ``model_type``. ``ALIASES`` are other names for the same."""
+
+ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3", "gemma3": "gemma3_text"}

@@ -1,0 +1,124 @@
+"""A model folder as Hugging Face and mlx-lm write it: config.json and safetensors, maybe quantised."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+
+from emlxd.errors import ModelFormatError
+from emlxd.graph.families import family_of
+from emlxd.graph.names import COMMON, stored_stems
+from emlxd.graph.safetensors import open_safetensors
+from emlxd.graph.weights import Quantization, Weight, from_fp8
+
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+_TEXT_MODEL: Final = re.compile(r"(language_model\.|model\.language_model\.)(model\.)?(.+)")
+
+
+class FolderCheckpoint:
+    """Of a model that also sees or hears, only the text part is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config = _read_config(path)
+        self._is_part = isinstance(config.get("text_config"), dict)
+        self.config = config | config["text_config"] if self._is_part else config
+        family = family_of(self.config, str(path))
+        self._names = {**COMMON, **family.names}
+        self._ignored = family.ignored
+        self._quantization = self.config.get("quantization") or {}
+        self._tensors = self._open_tensors()
+
+    def _open_tensors(self) -> dict[str, mx.array]:
+        files = sorted(self.path.glob("*.safetensors"))
+        if not files:
+            raise ModelFormatError(f"{self.path}: has no *.safetensors files")
+        tensors: dict[str, mx.array] = {}
+        for file in files:
+            tensors |= open_safetensors(file)
+        return _text_part(tensors) if self._is_part else tensors
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def take(self, name: str) -> Weight | None:
+        stored = self._find(name)
+        if stored is None:
+            return None
+        data = self._tensors.pop(stored)
+        stem = stored.removesuffix(".weight")
+        if stored.endswith("_blocks"):
+            scales = self._tensors.pop(f"{stored.removesuffix('_blocks')}_scales", None)
+            return Weight(data.view(mx.uint32).flatten(-2), scales, None, Quantization(32, 4, "mxfp4"))
+        if stem == stored:
+            return Weight(data)
+        if (scales := self._tensors.pop(f"{stem}.scales", None)) is not None:
+            return Weight(
+                data, scales, self._tensors.pop(f"{stem}.biases", None), self._quantization_of(stem)
+            )
+        if (scales := self._tensors.pop(f"{stem}.weight_scale_inv", None)) is not None:
+            return from_fp8(data, scales)
+        return Weight(data)
+
+    def stored_name(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        return f"{stored_stems(stem, self._names)[0]}.{kind}"
+
+    def leftovers(self) -> list[str]:
+        count = self.config.get("num_hidden_layers", 0)
+        return sorted(name for name in self._tensors if not self._without_use(name, count))
+
+    def _find(self, name: str) -> str | None:
+        stem, _, kind = name.rpartition(".")
+        for stored in stored_stems(stem, self._names):
+            spellings = [f"{stored}.{kind}", f"{stored}_{kind}"]
+            if kind == "weight":
+                spellings += [f"{stored}_blocks", stored]
+            for spelling in spellings:
+                if spelling in self._tensors:
+                    return spelling
+        return None
+
+    def _quantization_of(self, stem: str) -> Quantization:
+        own = self._quantization.get(stem)
+        settings = self._quantization | own if isinstance(own, dict) else self._quantization
+        return Quantization(
+            settings.get("group_size", 64), settings.get("bits", 4), settings.get("mode", "affine")
+        )
+
+    def _without_use(self, name: str, layers: int) -> bool:
+        """Layers past the last only guess further tokens; some files hold tables that are computed anew."""
+        layer = _LAYER.match(name)
+        if layer and int(layer[1]) >= layers:
+            return True
+        return "rotary_emb.inv_freq" in name or any(part in name for part in self._ignored)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelFormatError(f"{path}: has no config.json, expected a model folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelFormatError(f"{file}: expected a JSON object")
+    return config
+
+
+def _text_part(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    """``language_model.model.norm`` and ``model.language_model.norm`` become ``model.norm``."""
+    found: dict[str, mx.array] = {}
+    for name, tensor in tensors.items():
+        if match := _TEXT_MODEL.fullmatch(name):
+            rest = match[3]
+            outside = rest.startswith("lm_head.") and not match[2]
+            found[rest if outside else f"model.{rest}"] = tensor
+        elif name.startswith("lm_head."):
+            found[name] = tensor
+    return found

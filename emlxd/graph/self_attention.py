@@ -1,0 +1,62 @@
+"""Attention with a key and a value for every head or group of heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from emlxd.graph.attention import Scoring, read, write
+from emlxd.graph.layers import HeadNorm, Linear, Norm, Parallel
+from emlxd.graph.rope import Rope
+from emlxd.graph.step_context import StepContext
+
+
+@dataclass(frozen=True, slots=True)
+class AllHeadsNorm:
+    """Normalises all queries of a token together, and all its keys."""
+
+    queries: Norm
+    keys: Norm
+    heads: int
+
+    def __call__(self, qk: mx.array) -> mx.array:
+        """[B, L, heads + kv_heads, head_dim] -> the same"""
+        parts = mx.split(qk, [self.heads], axis=2)
+        normed = [
+            norm(part.flatten(-2)).reshape(part.shape)
+            for norm, part in zip((self.queries, self.keys), parts, strict=True)
+        ]
+        return mx.concatenate(normed, axis=2)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """``rope`` and ``window`` as in ``LayerSpec``."""
+
+    qkv: Parallel
+    out: Linear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm: HeadNorm | AllHeadsNorm | None
+    rope: Rope | None
+    window: int | None
+    scoring: Scoring
+
+    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
+        qk, v = mx.split(qkv, [self.heads + self.kv_heads], axis=2)
+        if self.norm is not None:
+            qk = self.norm(qk)
+        if self.rope is not None:
+            qk = step.rotate(self.rope, qk)
+        q, k = mx.split(qk, [self.heads], axis=2)
+        if step.query_scale is not None:
+            q = q * step.query_scale.astype(q.dtype)
+        write(keys, k.swapaxes(1, 2), step.place)
+        write(values, v.swapaxes(1, 2), step.place)
+        k, v = read(keys, step.place), read(values, step.place)
+        out = step.attend(q.swapaxes(1, 2), k, v, self.window, self.scoring)
+        return self.out(out.swapaxes(1, 2).reshape(batch, length, -1))

@@ -1,0 +1,110 @@
+"""Takes tensors out of a checkpoint in the form that the model computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import mlx.core as mx
+
+from emlxd.errors import ModelFormatError
+from emlxd.graph.checkpoint import Checkpoint
+from emlxd.graph.layers import Linear, Norm, arrays_in
+from emlxd.graph.spec import NormSpec
+from emlxd.graph.weights import Quantization, Weight, quantize
+
+T = TypeVar("T")
+
+
+class Taker:
+    """Every tensor is checked for its shape, and missing ones are noted, so that all can be named at once.
+
+    After the first missing one nothing is evaluated any more: what is built is only good for finding others.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: mx.Dtype,
+        *,
+        keep_quantized: bool,
+        requantize: Quantization | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self.dtype = dtype
+        self._keep_quantized = keep_quantized
+        self._requantize = requantize
+        self._missing: list[str] = []
+
+    def has(self, name: str) -> bool:
+        return self._checkpoint.has(name)
+
+    def vector(self, name: str, *shape: int, dtype: mx.Dtype | None = None) -> mx.array:
+        """A small dense tensor."""
+        found = self._take(name, shape)
+        data = found.dense(dtype or self.dtype).data if found else mx.zeros(shape, dtype or self.dtype)
+        self.evaluate([data])
+        return data
+
+    def matrix(self, stem: str, *shape: int, quantize_dense: bool = True) -> Weight:
+        """The weight [..., rows, columns] of a projection or a table."""
+        found = self._take(f"{stem}.weight", shape)
+        return self.prepared(found or Weight(mx.zeros(shape, self.dtype)), quantize_dense)
+
+    def prepared(self, weight: Weight, quantize_dense: bool = True) -> Weight:
+        """As the settings want it: quantised as it is, dense, or quantised now."""
+        if weight.quantization and self._keep_quantized:
+            weight = weight.astype(self.dtype)
+        else:
+            weight = weight.dense(self.dtype)
+        wanted = self._requantize if quantize_dense and not weight.quantization else None
+        if wanted and weight.shape[-1] % wanted.group_size == 0:
+            weight = quantize(weight, wanted)
+        self.evaluate(weight.arrays())
+        return weight
+
+    def linear(self, stem: str, rows: int, columns: int, bias: bool = False) -> Linear:
+        return Linear(self.matrix(stem, rows, columns), self.vector(f"{stem}.bias", rows) if bias else None)
+
+    def norm(self, stem: str, spec: NormSpec, *shape: int) -> Norm:
+        weight = self.vector(f"{stem}.weight", *shape)
+        if spec.plus_one:
+            weight = weight + 1
+            self.evaluate([weight])
+        return Norm(spec, weight, self.vector(f"{stem}.bias", *shape) if spec.bias else None)
+
+    def drop(self, name: str) -> None:
+        """The model does without a tensor that is there."""
+        self._checkpoint.take(name)
+
+    def evaluate(self, arrays: Iterable[mx.array]) -> None:
+        if not self._missing:
+            mx.eval(list(arrays))
+
+    def evaluated(self, part: T) -> T:
+        """Evaluated at once: what it was made of must not outlive it."""
+        self.evaluate(arrays_in(part))
+        return part
+
+    def finish(self) -> None:
+        """Raises ModelFormatError naming the tensors that are missing or that nobody took."""
+        path = self._checkpoint.path
+        if self._missing:
+            raise ModelFormatError(f"{path}: lacks tensors of its architecture: {_some(self._missing)}")
+        if names := self._checkpoint.leftovers():
+            raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {_some(names)}")
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Weight | None:
+        found = self._checkpoint.take(name)
+        if found is None:
+            self._missing.append(self._checkpoint.stored_name(name))
+        elif found.shape != shape:
+            raise ModelFormatError(
+                f"{self._checkpoint.path}: the tensor '{self._checkpoint.stored_name(name)}' has the shape "
+                f"{found.shape}, expected {shape}"
+            )
+        return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

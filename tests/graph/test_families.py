@@ -1,0 +1,93 @@
+"""Every family computes what mlx-lm computes, however the work is cut up."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from emlxd.graph.attention import Place
+from emlxd.graph.checkpoint import open_checkpoint
+from emlxd.graph.device import Device
+from emlxd.graph.family_table import FAMILIES
+from emlxd.graph.kv_cache import KVCache
+from emlxd.graph.loader import load_transformer
+from emlxd.graph.runner import MlxRunner
+from emlxd.graph.transformer import Transformer
+from tests.graph import tiny
+from tests.graph.test_parity import generate, oracle_greedy
+from tests.graph.tiny_families import CONFIGS, config_of
+
+CONTEXT = 128
+PROMPT = [(7 * i * i + 3 * i) % 160 for i in range(70)]
+NEW_TOKENS = 32
+
+
+def oracle_of(family: str) -> tuple[Any, dict[str, Any]]:
+    """mlx-lm's model with random weights, and its config.json."""
+    config = config_of(family)
+    module = importlib.import_module(f"mlx_lm.models.{ {'mistral': 'llama'}.get(family, family) }")
+    mx.random.seed(1)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    model.update(tiny.random_parameters(model))
+    mx.eval(model.parameters())
+    return model, config
+
+
+def close(a: mx.array, b: mx.array) -> bool:
+    scale = float(mx.abs(b).max())
+    return float(mx.abs(a - b).max()) <= 2e-5 * max(scale, 1.0)
+
+
+def test_every_family_has_a_row() -> None:
+    assert set(CONFIGS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "metal"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kind: Any) -> None:
+    oracle, config = oracle_of(family)
+    checkpoint = open_checkpoint(tiny.save(tmp_path, oracle, config, shards=2))
+    model = load_transformer(checkpoint, Device(kind), max_context=CONTEXT, dtype="float32")
+    expected = oracle(mx.array([PROMPT]))[0].astype(mx.float32)
+    assert_prefill_agrees(model, expected)
+    assert_decode_agrees(model, oracle)
+
+
+def assert_prefill_agrees(model: Transformer, expected: mx.array) -> None:
+    """Whole, in chunks, and side by side with rows of other lengths."""
+    cache = KVCache(model.spec, 3, CONTEXT, model.dtype)
+
+    def logits(slots: Sequence[int], starts: Sequence[int], rows: Sequence[list[int]]) -> mx.array:
+        length = max(len(row) for row in rows)
+        place = Place(mx.array(slots), mx.array(starts), length, CONTEXT)
+        tokens = mx.array([row + [0] * (length - len(row)) for row in rows])
+        return model.logits(model.forward(tokens, place, cache.keys, cache.values))
+
+    assert close(logits([1], [0], [PROMPT])[0], expected)
+    for start in range(0, len(PROMPT), 24):
+        piece = PROMPT[start : start + 24]
+        assert close(logits([2], [start], [piece])[0], expected[start : start + 24])
+    rows = logits([2, 0], [40, 0], [PROMPT[40:60], PROMPT[:9]])
+    assert close(rows[0], expected[40:60])
+    assert close(rows[1, :9], expected[:9])
+
+
+def assert_decode_agrees(model: Transformer, oracle: Any) -> None:
+    """Three ragged rows together; when the first has ended, the last goes on in its slot."""
+    runner = MlxRunner(model, slots=4, max_context=CONTEXT, compile=True)
+    prompts = [PROMPT[:23], PROMPT[5:66], PROMPT[30:70]]
+    half = NEW_TOKENS // 2
+    got = generate(runner, dict(enumerate(prompts)), half, chunk=32)
+    runner.move(2, 0, len(prompts[2]) + half)
+    for step in range(half, NEW_TOKENS):
+        positions = [len(prompts[2]) + step - 1, len(prompts[1]) + step - 1]
+        for slot, token in zip((2, 1), runner.decode(positions).read().tokens, strict=True):
+            got[slot].append(token)
+    assert got[0] == oracle_greedy(oracle, prompts[0], half)
+    assert [got[1], got[2]] == [oracle_greedy(oracle, prompt, NEW_TOKENS) for prompt in prompts[1:]]
+    assert runner.traces == 2
