@@ -84,11 +84,14 @@ class Metrics:
     def first_token(self, model: str, seconds: float) -> None:
         self._first_token.labels(model).observe(seconds)
 
+    def prompt_read(self, model: str, usage: Usage) -> None:
+        """A prompt was answered, once or several times."""
+        self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        self._request_prompt.labels(model).observe(usage.prompt_tokens)
+
     def generation_finished(self, model: str, usage: Usage, timing: Timing) -> None:
         """A generation came to its own end."""
-        self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
         self._generation_tokens.labels(model).inc(usage.completion_tokens)
-        self._request_prompt.labels(model).observe(usage.prompt_tokens)
         self._request_generation.labels(model).observe(usage.completion_tokens)
         self._queue.labels(model).observe(timing.queue)
         self._prefill.labels(model).observe(timing.prefill)

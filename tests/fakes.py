@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from emlxd.core import (
@@ -19,9 +20,11 @@ from emlxd.core import (
     FinishReason,
     GenerateRequest,
     ModelInfo,
+    PromptScored,
     SamplingParams,
     TextPiece,
     Timing,
+    TokenLogprob,
     Usage,
 )
 from emlxd.errors import EmlxdError, ModelNotFound, QueueFull
@@ -33,8 +36,14 @@ WORDS = ("one", " two", " three", " four", " five", " six")
 class ByteTokenizer:
     """A token is a byte."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode("utf-8", "replace")
+    text_bytes = tuple(bytes([token]) for token in range(256))
+    strips_leading_space = False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.text_bytes[token_id]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(ids).decode("utf-8", "replace")
 
 
 def fake_info(**changes: Any) -> ModelInfo:
@@ -125,18 +134,37 @@ class FakeWorker:
             generation._deliver([event])
 
     def _events(self, request: GenerateRequest) -> list[Event]:
+        """The answers' events word by word in turn, as a batch gives them."""
+        answers = [self._answer_events(request, index) for index in range(request.n)]
+        events = [event for turn in zip_longest(*answers) for event in turn if event is not None]
+        if request.prompt_logprobs is not None:
+            scores = [score(token, request.prompt_logprobs) for token in request.prompt[1:]]
+            events.insert(0, PromptScored((None, *scores)))
+        return [*events, Failed(self.failure)] if self.failure is not None else events
+
+    def _answer_events(self, request: GenerateRequest, index: int) -> list[Event]:
         words = list(self.words[: request.max_tokens])
         reason: FinishReason = "length" if len(words) == request.max_tokens else "stop"
         text, stop = _cut("".join(words), request.stop)
         if self.failure is not None:
-            return [*map(TextPiece, words[: self.fail_after]), Failed(self.failure)]
+            return [TextPiece(word, index) for word in words[: self.fail_after]]
         pieces: list[Event] = []
         for word in words:
             piece, text = text[: len(word)], text[len(word) :]
             if piece:
-                pieces.append(TextPiece(piece))
+                pieces.append(TextPiece(piece, index, _logprobs(piece, request.sampling.logprobs)))
         usage = Usage(len(request.prompt), len(words), cached_tokens=1)
-        return [*pieces, Finished("stop" if stop else reason, usage, Timing(0.1, 0.2, 0.3), stop)]
+        return [*pieces, Finished("stop" if stop else reason, usage, Timing(0.1, 0.2, 0.3), stop, index)]
+
+
+def score(token: int, likeliest: int) -> TokenLogprob:
+    """A byte's logprob is -byte/8; the bytes after it are the next likely ones."""
+    tops = ((token + place) % 256 for place in range(likeliest))
+    return TokenLogprob(token, -token / 8, tuple((top, -top / 8) for top in tops))
+
+
+def _logprobs(text: str, likeliest: int | None) -> tuple[TokenLogprob, ...]:
+    return () if likeliest is None else tuple(score(byte, likeliest) for byte in text.encode())
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

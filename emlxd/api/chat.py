@@ -8,7 +8,7 @@ from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Prompt, lease, submit
-from emlxd.api.render import Answer, ChatRenderer, envelope
+from emlxd.api.render import ChatRenderer, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
 from emlxd.api.surface import Services, Worker
@@ -23,14 +23,14 @@ def routes(services: Services) -> Blueprint:
         body = validate(ChatBody, await read_object(server.max_body_bytes))
         worker = await lease(services, body.model)
         prompt = await chat_prompt(worker, body)
-        sources = submit(services, worker, [prompt], body, body.token_limit)
+        runs = submit(services, worker, [prompt], body)
         renderer = ChatRenderer(
             envelope("chatcmpl", current_exchange().id, worker.name),
-            [Answer() for _ in sources],
-            n=len(sources),
+            worker.tokenizer if body.logprobs else None,
+            n=body.answers,
             include_usage=body.include_usage,
         )
-        return await respond(renderer, sources, stream=bool(body.stream), heartbeat=server.heartbeat)
+        return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
 

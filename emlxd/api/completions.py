@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quart import Blueprint, Response
 
 from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Prompt, lease, submit
-from emlxd.api.render import Answer, CompletionRenderer, envelope
+from emlxd.api.render import CompletionRenderer, Echo, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import CompletionBody
 from emlxd.api.surface import Services, Worker
@@ -23,35 +25,44 @@ def routes(services: Services) -> Blueprint:
     async def create_completion() -> Response:
         body = validate(CompletionBody, await read_object(server.max_body_bytes))
         worker = await lease(services, body.model)
-        n = body.n or 1
-        prompts = [await text_prompt(worker, prompt) for prompt in body.prompts]
-        sources = submit(services, worker, prompts, body, body.token_limit)
-        echoes = [echo_text(worker, prompt) if body.echo else "" for prompt in body.prompts]
+        prompts = [await text_prompt(worker, prompt, scored=body.scores_prompt) for prompt in body.prompts]
+        runs = submit(services, worker, prompts, body)
         renderer = CompletionRenderer(
             envelope("cmpl", current_exchange().id, worker.name),
-            [Answer(echo) for echo in echoes for _ in range(n)],
-            n=n,
+            None if body.logprobs is None else worker.tokenizer,
+            [
+                Echo(_echo_text(worker, given), prompt.tokens) if body.echo else None
+                for given, prompt in zip(body.prompts, prompts, strict=True)
+            ],
+            n=body.answers,
             include_usage=body.include_usage,
         )
-        return await respond(renderer, sources, stream=bool(body.stream), heartbeat=server.heartbeat)
+        return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
 
 
-async def text_prompt(worker: Worker, prompt: str | list[int]) -> Prompt:
-    """Raises RequestError for a token id that the model does not have."""
+async def text_prompt(worker: Worker, prompt: str | list[int], *, scored: bool) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(await worker.encode(prompt), "prompt")
+        return Prompt(await worker.encode(prompt), "prompt", scored)
+    check_tokens(worker, prompt, "prompt")
+    return Prompt(prompt, "prompt", scored)
+
+
+def check_tokens(worker: Worker, tokens: Sequence[int], param: str) -> None:
+    """Raises RequestError for a token id that the model does not have."""
     size = worker.info.vocab_size
-    for token in prompt:
+    for token in tokens:
         if not 0 <= token < size:
             raise RequestError(
                 f"Token id {token} is out of range; this model's are 0 to {size - 1}.",
-                param="prompt",
+                param=param,
                 code="invalid_value",
             )
-    return Prompt(prompt, "prompt")
 
 
-def echo_text(worker: Worker, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt)
+def _echo_text(worker: Worker, prompt: str | list[int]) -> str:
+    """Special tokens are written out: the client gave them."""
+    if isinstance(prompt, str):
+        return prompt
+    return worker.tokenizer.decode(prompt, skip_special_tokens=False)

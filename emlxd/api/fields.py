@@ -1,51 +1,28 @@
-"""What all request bodies share: strict fields, one error for each mistake, one table of refusals.
+"""What all request bodies share: strict fields, one error for each mistake, one way to refuse.
 
 A field may be absent or null; both mean "the default". A field that nobody knows is ignored, since
-clients send many; a field that OpenAI's API knows and emlxd does not do is refused by name as soon
-as it asks for something.
+clients send many; a field that the API knows and emlxd does not do is in its body's table of
+refusals, and is refused by name as soon as it asks for something.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from emlxd.api.body import json_type
 from emlxd.core import Chunking
 from emlxd.errors import RequestError
 
-# Known field -> the values, besides null, with which it asks for nothing. A row goes when the engine
-# learns the field.
-NOT_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "ignore_eos": (False,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_tokens": (0,),
-    "modalities": ([], ["text"]),
-    "moderation": (),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
+# Known field -> the values, besides null, with which it asks for nothing.
+Refusals = Mapping[str, tuple[Any, ...]]
 
 INT64 = 2**63
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class Body(BaseModel):
@@ -53,67 +30,129 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
+    refused: ClassVar[Refusals] = {}
 
 
-def _stop_strings(value: Any) -> Any:
-    strings = [value] if isinstance(value, str) else value
-    if strings is None:
+def field_error(field: str, problem: str) -> PydanticCustomError:
+    """For a check of several fields: the one at fault and what is wrong with it."""
+    return PydanticCustomError("together", "{problem}", {"field": field, "problem": problem})
+
+
+def strings(value: Any, *, most: int | None = None) -> Any:
+    """One string or several, none of them empty."""
+    found = [value] if isinstance(value, str) else value
+    if found is None:
         return []
-    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+    if not isinstance(found, list) or not all(isinstance(string, str) for string in found):
         raise PydanticCustomError("stop_type", "expected a string or an array of strings")
-    if len(strings) > 4:
-        raise PydanticCustomError("stop_count", "expected at most 4 strings, got {n}", {"n": len(strings)})
-    if "" in strings:
+    if most is not None and len(found) > most:
+        raise PydanticCustomError(
+            "stop_count", "expected at most {most} strings, got {n}", {"most": most, "n": len(found)}
+        )
+    if "" in found:
         raise PydanticCustomError("stop_empty", "a stop string must not be empty")
-    return strings
+    return found
 
 
-class GenerationBody(Body):
-    """The fields that every route that generates text has in common."""
+def _token_ids(value: Any) -> Any:
+    for key in value if isinstance(value, dict) else ():
+        if not TOKEN_ID.fullmatch(key):
+            raise PydanticCustomError("token_id", "'{key}' is not a token id", {"key": key[:40]})
+    return value
+
+
+class SamplingBody(Body):
+    """The fields of every route that generates text, whoever's API it is.
+
+    Each API adds its own names for the rest; the properties say it in one way.
+    """
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_token_ids)] | None
+    ) = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    stream: bool | None = None
+    stream_chunks: Chunking | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """How many tokens an answer may have, None for all that fit."""
+        return None
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def answers(self) -> int:
+        """How many answers a prompt gets."""
+        return 1
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens go with each token's logprob, None for no logprobs."""
+        return None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+def _at_most_four(value: Any) -> Any:
+    return strings(value, most=4)
+
+
+class GenerationBody(SamplingBody):
+    """What OpenAI's chat completions and completions have in common."""
+
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_strings)] = []
-    stream: bool | None = None
+    stop: Annotated[list[str], BeforeValidator(_at_most_four)] = []
     stream_options: StreamOptions | None = None
-    stream_chunks: Chunking | None = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "only allowed when 'stream' is true")
+        return self
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        return self.stop
 
-B = TypeVar("B", bound=GenerationBody)
+    @property
+    def answers(self) -> int:
+        return self.n or 1
+
+
+B = TypeVar("B", bound=Body)
 
 
 def validate(kind: type[B], data: Mapping[str, Any]) -> B:
     """``data`` as a ``kind``. Raises RequestError that names the first field at fault."""
-    refuse_not_implemented(data)
+    _refuse(data, kind.refused)
     try:
-        body = kind.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise _request_error(error.errors(include_url=False)[0]) from None
-    if body.stream_options is not None and not body.stream:
-        raise RequestError(
-            "The 'stream_options' parameter is only allowed when 'stream' is true.",
-            param="stream_options",
-            code="invalid_value",
-        )
-    return body
+        raise request_error(error.errors(include_url=False)[0]) from None
 
 
-def refuse_not_implemented(data: Mapping[str, Any]) -> None:
-    """Raises RequestError for a known field that asks for something that is not there."""
-    for name, neutral in NOT_IMPLEMENTED.items():
+def _refuse(data: Mapping[str, Any], refused: Refusals) -> None:
+    for name, neutral in refused.items():
         value = data.get(name)
         if value is not None and not any(_same(value, nothing) for nothing in neutral):
             raise RequestError(
@@ -128,7 +167,7 @@ def _same(value: Any, nothing: Any) -> bool:
     return bool(value == nothing) and isinstance(value, bool) == isinstance(nothing, bool)
 
 
-def _request_error(detail: ErrorDetails) -> RequestError:
+def request_error(detail: ErrorDetails) -> RequestError:
     context = detail.get("ctx", {})
     param = _path([*detail["loc"], *([context["field"]] if "field" in context else [])])
     kind, got = detail["type"], detail["input"]

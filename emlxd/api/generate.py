@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from emlxd.api.exchange import Exchange, current_exchange
-from emlxd.api.fields import GenerationBody
+from emlxd.api.fields import SamplingBody
 from emlxd.api.render import Said
 from emlxd.api.surface import Services, Worker
-from emlxd.core import (
-    Event,
-    Failed,
-    Finished,
-    GenerateRequest,
-    ModelInfo,
-    SamplingParams,
-    TextPiece,
-    Timing,
-    Usage,
-)
+from emlxd.core import Event, Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
 from emlxd.errors import ContextLengthExceeded, RequestError
 from emlxd.metrics import Metrics
 from emlxd.worker.mailbox import Generation
@@ -29,18 +19,13 @@ from emlxd.worker.mailbox import Generation
 T = TypeVar("T")
 
 
-class Source(Protocol):
-    """Yields the events of one choice. A cancelled ``__anext__`` loses nothing."""
-
-    async def __anext__(self) -> Said: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``param`` is the field it came from, for errors."""
+    """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs."""
 
     tokens: Sequence[int]
     param: str
+    scored: bool = False
 
 
 async def lease(services: Services, model: str) -> Worker:
@@ -49,21 +34,34 @@ async def lease(services: Services, model: str) -> Worker:
     return await current_exchange().cleanup.enter_async_context(services.registry.lease(model))
 
 
-def submit(
-    services: Services, worker: Worker, prompts: Sequence[Prompt], body: GenerationBody, limit: int | None
-) -> list[Source]:
-    """Start ``n`` generations for each prompt; choice ``i * n + j`` is the j-th for prompt i.
+def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: SamplingBody) -> list[Run]:
+    """Start a request for each prompt; its answers share it.
 
     Every prompt is checked before the first is submitted. What was submitted is cancelled when the
     exchange ends, also if a later one is refused.
     """
-    counts = [token_room(worker.info, prompt, limit) for prompt in prompts]
-    n = body.n or 1
-    return [
-        _start(services, worker, prompt, body, room, choice=i * n + j, nth=j)
-        for i, (prompt, room) in enumerate(zip(prompts, counts, strict=True))
-        for j in range(n)
+    exchange = current_exchange()
+    requests = [
+        generate_request(worker.info, prompt, body, f"{exchange.id}-{place}")
+        for place, prompt in enumerate(prompts)
     ]
+    return [_start(services, worker, request, exchange) for request in requests]
+
+
+def generate_request(info: ModelInfo, prompt: Prompt, body: SamplingBody, id: str) -> GenerateRequest:
+    """What ``body`` asks for. Raises RequestError for what this model cannot do."""
+    return GenerateRequest(
+        id=id,
+        prompt=tuple(prompt.tokens),
+        max_tokens=token_room(info, prompt, body.token_limit),
+        sampling=sampling_params(info, body),
+        stop=tuple(body.stop_strings),
+        n=body.answers,
+        # Evaluation harnesses ask for one token only to get the prompt's scores, and count on its entry.
+        ignore_eos=bool(body.ignore_eos) or (prompt.scored and body.token_limit == 1),
+        prompt_logprobs=body.likeliest if prompt.scored else None,
+        chunking=body.stream_chunks or info.stream_chunks,
+    )
 
 
 def token_room(info: ModelInfo, prompt: Prompt, limit: int | None) -> int:
@@ -76,48 +74,55 @@ def token_room(info: ModelInfo, prompt: Prompt, limit: int | None) -> int:
     return left if limit is None else min(limit, left)
 
 
-def sampling_params(defaults: SamplingParams, body: GenerationBody, nth: int = 0) -> SamplingParams:
-    """The model's defaults with what ``body`` asks for in their place.
-
-    The n choices of one seeded request use successive seeds, so that they differ and repeat.
-    """
+def sampling_params(info: ModelInfo, body: SamplingBody) -> SamplingParams:
+    """The model's defaults with what ``body`` asks for in their place."""
+    defaults = info.sampling
     params = replace(
         defaults,
         temperature=_or(body.temperature, defaults.temperature),
         top_p=_or(body.top_p, defaults.top_p),
         top_k=max(_or(body.top_k, defaults.top_k), 0),  # -1 is a common way to say off
         min_p=_or(body.min_p, defaults.min_p),
-        seed=None if body.seed is None else body.seed + nth,
+        presence_penalty=_or(body.presence_penalty, defaults.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, defaults.frequency_penalty),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=_logit_bias(info, body.logit_bias or {}),
+        min_tokens=_min_tokens(body),
+        logprobs=body.likeliest,
+        seed=body.seed,
     )
     # A nucleus of nothing keeps the likeliest token alone.
     return replace(params, temperature=0.0, top_p=1.0) if params.top_p == 0 else params
+
+
+def _logit_bias(info: ModelInfo, biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for token in biases:
+        if int(token) >= info.vocab_size:
+            raise RequestError(
+                f"Invalid value for 'logit_bias': token id {token} is out of range; "
+                f"this model's are 0 to {info.vocab_size - 1}.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+    return tuple((int(token), bias) for token, bias in biases.items())
+
+
+def _min_tokens(body: SamplingBody) -> int:
+    count = body.min_tokens or 0
+    if body.token_limit is not None and count > body.token_limit:
+        raise RequestError(
+            f"Invalid value for 'min_tokens': {count} is more than the {body.token_limit} tokens allowed.",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return count
 
 
 def _or(asked: T | None, default: T) -> T:
     return default if asked is None else asked
 
 
-def _start(
-    services: Services,
-    worker: Worker,
-    prompt: Prompt,
-    body: GenerationBody,
-    room: int,
-    *,
-    choice: int,
-    nth: int,
-) -> Source:
-    if room == 0:
-        return Nothing(len(prompt.tokens))
-    exchange = current_exchange()
-    request = GenerateRequest(
-        id=f"{exchange.id}-{choice}",
-        prompt=tuple(prompt.tokens),
-        max_tokens=room,
-        sampling=sampling_params(worker.info.sampling, body, nth),
-        stop=tuple(body.stop),
-        chunking=body.stream_chunks or worker.info.stream_chunks,
-    )
+def _start(services: Services, worker: Worker, request: GenerateRequest, exchange: Exchange) -> Run:
     run = Run(worker.submit(request), services.metrics, worker.name, exchange)
     services.drain.add(run.generation)
     exchange.cleanup.callback(services.drain.discard, run.generation)
@@ -125,20 +130,11 @@ def _start(
     return run
 
 
-class Nothing:
-    """The events of a request for zero tokens."""
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self._events: list[Said] = [Finished("length", Usage(prompt_tokens), Timing())]
-
-    async def __anext__(self) -> Said:
-        if not self._events:
-            raise StopAsyncIteration
-        return self._events.pop()
-
-
 class Run:
-    """One generation being answered: raises its failure, counts its tokens, times its text."""
+    """One request being answered: raises its failure, counts its tokens, times its text.
+
+    A cancelled ``__anext__`` loses nothing.
+    """
 
     def __init__(self, generation: Generation, metrics: Metrics, model: str, exchange: Exchange) -> None:
         self.generation = generation
@@ -146,44 +142,54 @@ class Run:
         self._model = model
         self._exchange = exchange
         self._spoke = False
-        self._outcome: str | None = None
+        self._unfinished = generation.request.n
 
     async def __anext__(self) -> Said:
         event: Event = await self.generation.__anext__()
         if isinstance(event, Failed):
-            self._end("error")
+            self._end("error", self._unfinished)
             raise event.error
         if isinstance(event, Finished):
-            self._end(event.reason)
-            self._metrics.generation_finished(self._model, event.usage, event.timing)
+            self._finish(event)
         elif isinstance(event, TextPiece) and not self._spoke:
             self._spoke = True
             self._metrics.first_token(self._model, self._exchange.seconds)
         return event
 
+    @property
+    def ended(self) -> bool:
+        return not self._unfinished
+
     def close(self) -> None:
         """Stop it if it still runs: nobody reads on."""
         self.generation.cancel()
-        self._end("abort")
+        self._end("abort", self._unfinished)
 
-    def _end(self, outcome: str) -> None:
-        if self._outcome is None:
-            self._outcome = outcome
+    def _finish(self, event: Finished) -> None:
+        if self._unfinished == self.generation.request.n:
+            self._metrics.prompt_read(self._model, event.usage)
+        self._metrics.generation_finished(self._model, event.usage, event.timing)
+        self._end(event.reason, 1)
+
+    def _end(self, outcome: str, answers: int) -> None:
+        self._unfinished -= answers
+        for _ in range(answers):
             self._metrics.request_ended(self._model, self._exchange.route, outcome, self._exchange.seconds)
 
 
-class Choices:
-    """The events of several sources as they come, each with the index of its choice.
+class Events:
+    """The events of several requests as they come, each with the number of its prompt.
 
     Iterating is safe to cancel at any await, which is how a heartbeat interrupts it.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
-        self._open = len(sources)
-        self._arrived: asyncio.Queue[tuple[int, Said | Exception]] = asyncio.Queue()
-        if len(sources) > 1:
-            pumps = [asyncio.create_task(self._pump(index)) for index in range(len(sources))]
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._open = len(runs)
+        # Bounded: what is not read has to wait in the mailbox, where its size is watched.
+        self._arrived: asyncio.Queue[tuple[int, Said | Exception | None]] = asyncio.Queue(len(runs))
+        if len(runs) > 1:
+            pumps = [asyncio.create_task(self._pump(prompt)) for prompt in range(len(runs))]
             for pump in pumps:
                 current_exchange().cleanup.callback(pump.cancel)
 
@@ -191,26 +197,27 @@ class Choices:
         return self
 
     async def __anext__(self) -> tuple[int, Said]:
-        if not self._open:
-            raise StopAsyncIteration
-        index, event = await self._next()
-        if isinstance(event, Exception):
-            raise event
-        if isinstance(event, Finished):
+        while self._open:
+            prompt, event = await self._next()
+            if isinstance(event, Exception):
+                raise event
+            if event is not None:
+                return prompt, event
             self._open -= 1
-        return index, event
+        raise StopAsyncIteration
 
-    async def _next(self) -> tuple[int, Said | Exception]:
-        if len(self._sources) == 1:
-            return 0, await self._sources[0].__anext__()
-        return await self._arrived.get()
+    async def _next(self) -> tuple[int, Said | Exception | None]:
+        """The next event and its prompt. None is the end of that prompt's events."""
+        if len(self._runs) > 1:
+            return await self._arrived.get()
+        (run,) = self._runs
+        return 0, None if run.ended else await run.__anext__()
 
-    async def _pump(self, index: int) -> None:
+    async def _pump(self, prompt: int) -> None:
+        run = self._runs[prompt]
         try:
-            while True:
-                event = await self._sources[index].__anext__()
-                self._arrived.put_nowait((index, event))
-                if isinstance(event, Finished):
-                    return
+            while not run.ended:
+                await self._arrived.put((prompt, await run.__anext__()))
+            await self._arrived.put((prompt, None))
         except Exception as error:
-            self._arrived.put_nowait((index, error))
+            await self._arrived.put((prompt, error))

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import orjson
 from quart import Response
 
-from emlxd.core import Finished, PromptScored, TextPiece, Usage
+from emlxd.api.errors import error_object
+from emlxd.api.logprobs import Json, TextLogprobs, join_parts, token_objects
+from emlxd.api.surface import Tokenizer
+from emlxd.core import Finished, PromptScored, TextPiece, TokenLogprob, Usage
+from emlxd.errors import EmlxdError
 from emlxd.metrics import package_version
 
-Json = dict[str, Any]
 Said = PromptScored | TextPiece | Finished  # what is left of the events once failures are raised
 
 
 class Renderer(Protocol):
-    """``start``, ``event`` and ``end`` give the chunks to send; ``result`` the whole answer."""
+    """``start``, ``event``, and ``end`` or ``failure`` give the chunks to send; ``result`` the whole answer,
+    which has gone through ``start`` and ``event`` too.
+
+    ``event`` is told which of the request's prompts an event belongs to.
+    """
 
     def start(self) -> list[Json]: ...
-    def event(self, index: int, event: Said) -> list[Json]: ...
+    def event(self, prompt: int, event: Said) -> list[Json]: ...
     def end(self) -> list[Json]: ...
+    def failure(self, error: EmlxdError) -> list[Json]: ...
     def result(self) -> Json: ...
 
 
@@ -53,10 +63,11 @@ def usage_object(usage: Usage) -> Json:
 
 
 class Answer:
-    """What is known of one choice so far."""
+    """What is known of one choice so far: text, logprobs in the shape of their API, and its end."""
 
-    def __init__(self, text: str = "") -> None:
-        self.texts = [text]
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[Json] = []
         self.finished: Finished | None = None
 
     @property
@@ -79,38 +90,52 @@ def total_usage(answers: list[Answer], n: int) -> Usage:
 
 
 class ChoiceRenderer(ABC):
-    """What chat and text completions share: an envelope with ``choices`` and ``usage``."""
+    """What chat and text completions share: an envelope with ``choices`` and ``usage``.
+
+    Choice ``i * n + j`` is the j-th of the ``n`` answers to prompt i.
+    """
 
     chunk_object: ClassVar[str]
     whole_object: ClassVar[str]
 
-    def __init__(self, envelope: Json, answers: list[Answer], *, n: int, include_usage: bool) -> None:
+    def __init__(self, envelope: Json, *, prompts: int, n: int, include_usage: bool) -> None:
         self._envelope = envelope
-        self._answers = answers
         self._n = n
         self._include_usage = include_usage
+        self._answers = [Answer() for _ in range(prompts * n)]
 
     def start(self) -> list[Json]:
         return []
 
-    def event(self, index: int, event: Said) -> list[Json]:
+    def event(self, prompt: int, event: Said) -> list[Json]:
+        if isinstance(event, PromptScored):
+            return []
+        index = prompt * self._n + event.index
         answer = self._answers[index]
         if isinstance(event, Finished):
             answer.finished = event
-            return [self._chunk(self._delta(index, None, event.reason))]
-        if isinstance(event, PromptScored):
-            return []  # no body may ask for it
-        answer.texts.append(event.text)
-        return [self._chunk(self._delta(index, event.text, None))]
+            return [self._chunk(self._delta(index, None, None, event.reason))]
+        return [self._say(index, event.text, self._logprobs(index, event.logprobs))]
 
     def end(self) -> list[Json]:
         if not self._include_usage:
             return []
         return [self._chunk(None) | {"usage": self._usage()}]
 
+    def failure(self, error: EmlxdError) -> list[Json]:
+        return [error_object(error)]
+
     def result(self) -> Json:
         choices = [self._whole(index, answer) for index, answer in enumerate(self._answers)]
         return {"object": self.whole_object, **self._envelope, "choices": choices, "usage": self._usage()}
+
+    def _say(self, index: int, text: str, logprobs: Json | None) -> Json:
+        """The chunk that adds ``text`` to an answer."""
+        answer = self._answers[index]
+        answer.texts.append(text)
+        if logprobs is not None:
+            answer.logprobs.append(logprobs)
+        return self._chunk(self._delta(index, text, logprobs, None))
 
     def _chunk(self, choice: Json | None) -> Json:
         chunk = {
@@ -126,7 +151,10 @@ class ChoiceRenderer(ABC):
         return usage_object(total_usage(self._answers, self._n))
 
     @abstractmethod
-    def _delta(self, index: int, text: str | None, reason: str | None) -> Json: ...
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> Json | None: ...
+
+    @abstractmethod
+    def _delta(self, index: int, text: str | None, logprobs: Json | None, reason: str | None) -> Json: ...
 
     @abstractmethod
     def _whole(self, index: int, answer: Answer) -> Json: ...
@@ -136,39 +164,88 @@ class ChatRenderer(ChoiceRenderer):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
+    def __init__(self, envelope: Json, tokenizer: Tokenizer | None, *, n: int, include_usage: bool) -> None:
+        """``tokenizer`` where logprobs are asked for."""
+        super().__init__(envelope, prompts=1, n=n, include_usage=include_usage)
+        self._tokenizer = tokenizer
+
     def start(self) -> list[Json]:
         return [
-            self._chunk(_choice(index, "delta", {"role": "assistant", "content": ""}, None))
+            self._chunk(_choice(index, "delta", {"role": "assistant", "content": ""}, None, None))
             for index in range(len(self._answers))
         ]
 
-    def _delta(self, index: int, text: str | None, reason: str | None) -> Json:
-        return _choice(index, "delta", {} if text is None else {"content": text}, reason)
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> Json | None:
+        if self._tokenizer is None:
+            return None
+        return {"content": token_objects(self._tokenizer, entries), "refusal": None}
+
+    def _delta(self, index: int, text: str | None, logprobs: Json | None, reason: str | None) -> Json:
+        return _choice(index, "delta", {} if text is None else {"content": text}, logprobs, reason)
 
     def _whole(self, index: int, answer: Answer) -> Json:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return _choice(index, "message", message, answer.reason)
+        logprobs = None
+        if self._tokenizer is not None:
+            content = [token for part in answer.logprobs for token in part["content"]]
+            logprobs = {"content": content, "refusal": None}
+        return _choice(index, "message", message, logprobs, answer.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that its answers begin with."""
+
+    text: str
+    tokens: Sequence[int]
 
 
 class CompletionRenderer(ChoiceRenderer):
-    """An echoed prompt is the text that its answer starts with."""
+    """An echoed prompt comes first in its answers, at once or, with logprobs, when it is scored."""
 
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def start(self) -> list[Json]:
-        return [
-            self._chunk(_choice(index, "text", answer.text, None))
-            for index, answer in enumerate(self._answers)
-            if answer.text
-        ]
+    def __init__(
+        self,
+        envelope: Json,
+        tokenizer: Tokenizer | None,
+        echoes: Sequence[Echo | None],
+        *,
+        n: int,
+        include_usage: bool,
+    ) -> None:
+        """``tokenizer`` where logprobs are asked for."""
+        super().__init__(envelope, prompts=len(echoes), n=n, include_usage=include_usage)
+        self._echoes = [echo for echo in echoes for _ in range(n)]
+        self._texts = None if tokenizer is None else [TextLogprobs(tokenizer) for _ in self._answers]
 
-    def _delta(self, index: int, text: str | None, reason: str | None) -> Json:
-        return _choice(index, "text", text or "", reason)
+    def start(self) -> list[Json]:
+        if self._texts is not None:
+            return []
+        return [self._say(index, echo.text, None) for index, echo in enumerate(self._echoes) if echo]
+
+    def event(self, prompt: int, event: Said) -> list[Json]:
+        if not isinstance(event, PromptScored):
+            return super().event(prompt, event)
+        chunks = []
+        for index in range(prompt * self._n, (prompt + 1) * self._n):
+            echo = self._echoes[index]
+            if echo and self._texts:
+                logprobs = self._texts[index].prompt(echo.text, echo.tokens, event.logprobs)
+                chunks.append(self._say(index, echo.text, logprobs))
+        return chunks
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> Json | None:
+        return None if self._texts is None else self._texts[index].answer(entries)
+
+    def _delta(self, index: int, text: str | None, logprobs: Json | None, reason: str | None) -> Json:
+        return _choice(index, "text", text or "", logprobs, reason)
 
     def _whole(self, index: int, answer: Answer) -> Json:
-        return _choice(index, "text", answer.text, answer.reason)
+        logprobs = None if self._texts is None else join_parts(answer.logprobs)
+        return _choice(index, "text", answer.text, logprobs, answer.reason)
 
 
-def _choice(index: int, key: str, value: Any, reason: str | None) -> Json:
-    return {"index": index, key: value, "logprobs": None, "finish_reason": reason}
+def _choice(index: int, key: str, value: Any, logprobs: Json | None, reason: str | None) -> Json:
+    return {"index": index, key: value, "logprobs": logprobs, "finish_reason": reason}

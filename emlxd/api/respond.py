@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from quart import Response
 
-from emlxd.api.generate import Choices, Source
+from emlxd.api.generate import Events, Run
 from emlxd.api.render import Renderer, json_response
 from emlxd.api.sse import stream_response
 
 
-async def respond(
-    renderer: Renderer, sources: Sequence[Source], *, stream: bool, heartbeat: float
-) -> Response:
+async def respond(renderer: Renderer, runs: Sequence[Run], *, stream: bool, heartbeat: float) -> Response:
     """Raises what a generation failed with, unless the client streams and has its headers already."""
-    choices = Choices(sources)
+    events = Events(runs)
     if stream:
-        return stream_response(renderer, choices, heartbeat)
-    async for index, event in choices:
-        renderer.event(index, event)
+        return stream_response(renderer, events, heartbeat)
+    renderer.start()
+    async for prompt, event in events:
+        renderer.event(prompt, event)
     return json_response(renderer.result())

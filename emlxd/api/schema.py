@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from emlxd.api.body import json_type
-from emlxd.api.fields import Body, GenerationBody
+from emlxd.api.fields import Body, GenerationBody, Refusals, field_error
 
 # Names that the template call gives itself; ``chat_template_kwargs`` must not give them again.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -87,9 +87,31 @@ class Message(Body):
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
 
+CHAT_REFUSED: Refusals = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": ([], ["text"]),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
 class ChatBody(GenerationBody):
+    refused: ClassVar[Refusals] = CHAT_REFUSED
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -106,9 +128,13 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _continue_or_begin(self) -> ChatBody:
         if self.continue_final_message and self.add_generation_prompt:
-            raise PydanticCustomError(
-                "both", "not together with 'add_generation_prompt'", {"field": "continue_final_message"}
-            )
+            raise field_error("continue_final_message", "not together with 'add_generation_prompt'")
+        return self
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", "only allowed when 'logprobs' is true")
         return self
 
     @property
@@ -126,6 +152,10 @@ class ChatBody(GenerationBody):
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def _is_token(value: Any) -> bool:
@@ -149,16 +179,17 @@ def _prompts(value: Any) -> Any:
 
 
 class CompletionBody(GenerationBody):
+    refused: ClassVar[Refusals] = {"suffix": ("",)}
+
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @model_validator(mode="after")
     def _best_of_is_n(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise PydanticCustomError(
-                "best_of", "only 'best_of' equal to 'n' is supported", {"field": "best_of"}
-            )
+        if self.best_of is not None and self.best_of != self.answers:
+            raise field_error("best_of", "only 'best_of' equal to 'n' is supported")
         return self
 
     @property
@@ -168,3 +199,12 @@ class CompletionBody(GenerationBody):
     @property
     def token_limit(self) -> int:
         return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens get logprobs too."""
+        return bool(self.echo) and self.logprobs is not None

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from quart import Response
 
-from emlxd.api.errors import error_object, translate
-from emlxd.api.generate import Choices
+from emlxd.api.errors import translate
+from emlxd.api.generate import Events
 from emlxd.api.render import Renderer, Said
 
 DONE = b"data: [DONE]\n\n"
@@ -25,11 +25,11 @@ def data_frame(value: Mapping[str, Any]) -> bytes:
 
 
 def stream_response(
-    renderer: Renderer, choices: Choices, heartbeat: float, *, frame: Frame = data_frame, last: bytes = DONE
+    renderer: Renderer, events: Events, heartbeat: float, *, frame: Frame = data_frame, last: bytes = DONE
 ) -> Response:
     """A response that sends each event as it comes. ``heartbeat`` in seconds, 0 for none."""
     response = Response(
-        _frames(renderer, choices, heartbeat, frame, last), content_type="text/event-stream; charset=utf-8"
+        _frames(renderer, events, heartbeat, frame, last), content_type="text/event-stream; charset=utf-8"
     )
     response.timeout = None
     response.headers["Cache-Control"] = "no-cache"
@@ -38,24 +38,24 @@ def stream_response(
 
 
 async def _frames(
-    renderer: Renderer, choices: Choices, heartbeat: float, frame: Frame, last: bytes
+    renderer: Renderer, events: Events, heartbeat: float, frame: Frame, last: bytes
 ) -> AsyncIterator[bytes]:
     """A failure after the headers can only be told in the stream: an error event, then the end."""
     try:
         yield b"".join(map(frame, renderer.start()))
-        async for beat in _with_heartbeat(choices, heartbeat):
+        async for beat in _with_heartbeat(events, heartbeat):
             yield HEARTBEAT if beat is None else b"".join(map(frame, renderer.event(*beat)))
         yield b"".join(map(frame, renderer.end())) + last
     except Exception as exception:
-        yield frame(error_object(translate(exception)))
+        yield b"".join(map(frame, renderer.failure(translate(exception))))
 
 
-async def _with_heartbeat(choices: Choices, heartbeat: float) -> AsyncIterator[tuple[int, Said] | None]:
-    """What comes from ``choices``, and None for each ``heartbeat`` seconds without anything."""
+async def _with_heartbeat(events: Events, heartbeat: float) -> AsyncIterator[tuple[int, Said] | None]:
+    """What comes from ``events``, and None for each ``heartbeat`` seconds without anything."""
     while True:
         try:
             async with asyncio.timeout(heartbeat or None):
-                event = await choices.__anext__()
+                event = await events.__anext__()
         except TimeoutError:
             yield None
         except StopAsyncIteration:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from math import inf
 from typing import Final
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest, TextPiece
+from emlxd.core import Event, Failed, Finished, GenerateRequest, PromptScored, TextPiece
 from emlxd.errors import EmlxdError, RequestError
 
 MAX_UNREAD: Final = 512 * 1024  # bytes, roughly
 JOIN_ABOVE: Final = 256  # events; a reader that keeps up never has so many
-_LOGPROB_WEIGHT: Final = 100  # bytes that a token and its log-probability take
+_EVENT_WEIGHT: Final = 100  # bytes that an event takes besides its text
+_SCORE_WEIGHT: Final = 100  # bytes that a token and its log-probability take
 
 
 class Generation:
@@ -65,7 +69,7 @@ class Generation:
 
     def fail(self, error: EmlxdError) -> None:
         """End it from the reader's side: its last unread event is ``Failed``. Works without the worker."""
-        if not self._closed:
+        if self._unfinished and not self._closed:
             self.cancel()
             self._deliver([Failed(error)])
             self._closed = True
@@ -77,6 +81,7 @@ class Generation:
         self._weight += sum(map(_weight, events))
         if len(self._events) > JOIN_ABOVE + 2 * self.request.n:
             self._events = _joined(self._events)
+            self._weight = sum(map(_weight, self._events))
         if self._weight > MAX_UNREAD and not isinstance(self._events[-1], Failed):
             self.fail(_too_slow())
         self._arrived.set()
@@ -84,28 +89,44 @@ class Generation:
 
 def _weight(event: Event) -> int:
     if not isinstance(event, TextPiece):
-        return 0
-    return len(event.text) + sum(_LOGPROB_WEIGHT * (1 + len(entry.top)) for entry in event.logprobs)
+        return _EVENT_WEIGHT
+    scores = sum(_SCORE_WEIGHT * (1 + len(entry.top)) for entry in event.logprobs)
+    return _EVENT_WEIGHT + len(event.text) + scores
 
 
 def _joined(events: Iterable[Event]) -> deque[Event]:
-    """The same text in one piece per answer; what is not text stays behind the text that came before it."""
-    texts: dict[int, list[TextPiece]] = {}
-    others: list[Event] = []
-    for event in events:
-        if isinstance(event, TextPiece):
-            texts.setdefault(event.index, []).append(event)
-        else:
-            others.append(event)
-    pieces = [
-        TextPiece(
-            "".join(piece.text for piece in pieces),
-            index,
-            tuple(entry for piece in pieces for entry in piece.logprobs),
-        )
-        for index, pieces in texts.items()
-    ]
-    return deque([*pieces, *others])
+    """The same events, those of each answer in their order, with neighbouring text in one piece."""
+    by_answer = sorted(events, key=_answer)
+    joined: deque[Event] = deque()
+    for _, group in groupby(by_answer, key=_without_text):
+        same = list(group)
+        joined.append(_join(same) if isinstance(same[0], TextPiece) else same[0])
+    return joined
+
+
+def _answer(event: Event) -> float:
+    """What concerns all answers comes before them, or after them if it ends them."""
+    match event:
+        case PromptScored():
+            return -1
+        case Failed():
+            return inf
+        case _:
+            return event.index
+
+
+def _without_text(event: Event) -> Event | int:
+    """Equal for pieces that may be joined."""
+    return replace(event, text="", logprobs=()) if isinstance(event, TextPiece) else id(event)
+
+
+def _join(pieces: Sequence[Event]) -> TextPiece:
+    texts = [piece for piece in pieces if isinstance(piece, TextPiece)]
+    return replace(
+        texts[0],
+        text="".join(piece.text for piece in texts),
+        logprobs=tuple(entry for piece in texts for entry in piece.logprobs),
+    )
 
 
 def _too_slow() -> RequestError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from emlxd.config import ServerSettings, Settings
 from emlxd.metrics import Metrics
-from emlxd.server import Load, serve
+from emlxd.server import Task, serve
 from tests.fakes import FakeRegistry, FakeWorker
 
 
@@ -45,13 +45,13 @@ Start = Callable[..., AbstractAsyncContextManager[Server]]
 
 @asynccontextmanager
 async def start_server(
-    registry: FakeRegistry | None = None, load: Load | None = None, **server: Any
+    registry: FakeRegistry | None = None, tasks: Sequence[Task] = (), **server: Any
 ) -> AsyncIterator[Server]:
     settings = Settings(server=ServerSettings(**{"heartbeat": 0, "drain_timeout": 0} | server))
     registry, metrics, stop = registry or FakeRegistry(), Metrics(device="fake"), asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    task = asyncio.create_task(serve(settings, registry, metrics, listener, load=load, stop=stop))
+    task = asyncio.create_task(serve(settings, registry, metrics, listener, tasks=tasks, stop=stop))
     try:
         yield Server(port, registry, metrics, stop, task)
     finally:

@@ -10,11 +10,12 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from emlxd.api.fields import NOT_IMPLEMENTED
+from emlxd.api.logprobs import token_objects
 from emlxd.api.schema import ChatBody
-from tests.api.conftest import Server, start_server
+from emlxd.core import TokenLogprob
+from tests.api.conftest import Server
 from tests.api.strict import assert_known_fields
-from tests.fakes import FakeRegistry, FakeWorker
+from tests.fakes import ByteTokenizer, score
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 SAID = "one two three four five six"
@@ -107,7 +108,7 @@ async def test_zero_tokens(server: Server, client: openai.AsyncOpenAI) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 0
     chunks = await stream(client, max_tokens=0)
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "length"]
-    assert server.worker.submitted == []
+    assert [request.max_tokens for request in server.worker.submitted] == [0, 0]
 
 
 async def test_stop_is_passed_on(server: Server, client: openai.AsyncOpenAI) -> None:
@@ -125,7 +126,8 @@ async def test_n_choices(server: Server, client: openai.AsyncOpenAI) -> None:
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [
         (index, SAID) for index in range(3)
     ]
-    assert [request.sampling.seed for request in server.worker.submitted] == [5, 6, 7]
+    (request,) = server.worker.submitted
+    assert (request.n, request.sampling.seed) == (3, 5)
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("user:hi\n"), 18)
     chunks = await stream(client, n=3)
@@ -165,11 +167,11 @@ OPENAI_FIELDS = set(CompletionCreateParamsBase.__annotations__)
 
 
 def test_every_field_of_openai_has_a_place() -> None:
-    assert OPENAI_FIELDS - set(ChatBody.model_fields) - set(NOT_IMPLEMENTED) == WITHOUT_EFFECT
+    assert OPENAI_FIELDS - set(ChatBody.model_fields) - set(ChatBody.refused) == WITHOUT_EFFECT
 
 
 async def test_every_optional_field_may_be_null(http: httpx.AsyncClient) -> None:
-    names = {*OPENAI_FIELDS, *ChatBody.model_fields, *NOT_IMPLEMENTED}
+    names = {*OPENAI_FIELDS, *ChatBody.model_fields, *ChatBody.refused}
     body = dict.fromkeys(names) | {"model": "fake", "messages": HELLO}
     assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
 
@@ -246,11 +248,61 @@ async def test_chat_template_kwargs(server: Server, client: openai.AsyncOpenAI) 
     assert server.worker.chats[-1]["kwargs"] == {"enable_thinking": False}
 
 
-async def test_more_choices_than_the_queue_takes_start_none() -> None:
-    worker = FakeWorker(max_running=2)
-    worker.gate.clear()
-    async with start_server(FakeRegistry(worker)) as server, httpx.AsyncClient(base_url=server.url) as http:
-        response = await http.post("/v1/chat/completions", json={"model": "fake", "messages": HELLO, "n": 3})
-        assert response.status_code == 429
-        await worker.idle.wait()
-        assert len(worker.cancelled) == 2
+async def test_penalties_biases_and_ends(server: Server, client: openai.AsyncOpenAI) -> None:
+    await client.chat.completions.create(
+        model="fake",
+        messages=HELLO,
+        presence_penalty=-2,
+        frequency_penalty=1.5,
+        logit_bias={"5": -100, "0": 100},
+        seed=-(2**63),
+        max_tokens=9,
+        extra_body={"repetition_penalty": 1.2, "min_tokens": 9, "ignore_eos": True},
+    )
+    request = server.worker.submitted[-1]
+    params = request.sampling
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-2, 1.5, 1.2)
+    assert (params.logit_bias, params.seed) == (((5, -100), (0, 100)), -(2**63))
+    assert (params.min_tokens, request.ignore_eos, params.logprobs) == (9, True, None)
+
+
+def shown(token: int, likeliest: int) -> dict[str, Any]:
+    entry = score(token, likeliest)
+    tops = [{"token": chr(top), "logprob": logprob, "bytes": [top]} for top, logprob in entry.top]
+    return {"token": chr(token), "logprob": entry.logprob, "bytes": [token], "top_logprobs": tops}
+
+
+@pytest.mark.parametrize("likeliest", [0, 2])
+async def test_logprobs(client: openai.AsyncOpenAI, likeliest: int) -> None:
+    """Edge case 19: filled, whole and streamed, each chunk with the tokens of its own text."""
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": likeliest}
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, **asked)
+    assert_known_fields(answer)
+    found = answer.choices[0].logprobs
+    assert found is not None and found.content is not None and found.refusal is None
+    assert [entry.model_dump() for entry in found.content] == [
+        shown(byte, likeliest) for byte in SAID.encode()
+    ]
+    chunks = await stream(client, **asked)
+    for chunk in chunks[1:-1]:
+        (choice,) = chunk.choices
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert "".join(entry.token for entry in choice.logprobs.content) == choice.delta.content
+    assert chunks[0].choices[0].logprobs is None and chunks[-1].choices[0].logprobs is None
+
+
+async def test_a_token_that_is_part_of_a_character_shows_its_bytes(
+    server: Server, client: openai.AsyncOpenAI
+) -> None:
+    server.worker.words = ["é"]
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, logprobs=True)
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
+    entries = answer.choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert bytes(byte for entry in entries for byte in entry.bytes or []).decode() == "é"
+
+
+def test_an_impossible_token_has_openais_number() -> None:
+    assert token_objects(ByteTokenizer(), [TokenLogprob(97, -float("inf"))]) == [
+        {"token": "a", "logprob": -9999.0, "bytes": [97], "top_logprobs": []}
+    ]

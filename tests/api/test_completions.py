@@ -10,10 +10,11 @@ import pytest
 from openai.types import Completion
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
-from emlxd.api.fields import NOT_IMPLEMENTED
+from emlxd.api.logprobs import TextLogprobs
 from emlxd.api.schema import CompletionBody
 from tests.api.conftest import Server
 from tests.api.strict import assert_known_fields
+from tests.fakes import ByteTokenizer, score
 
 SAID = "one two three four five six"
 
@@ -77,7 +78,11 @@ async def test_choices_of_several_prompts(server: Server, client: openai.AsyncOp
     answer = await complete(client, ["x", "yz"], n=2, best_of=2, echo=True)
     assert [choice.text for choice in answer.choices] == ["x" + SAID, "x" + SAID, "yz" + SAID, "yz" + SAID]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert len({request.id for request in server.worker.submitted}) == 4
+    assert [(request.n, request.prompt) for request in server.worker.submitted] == [
+        (2, (120,)),
+        (2, (121, 122)),
+    ]
+    assert len({request.id for request in server.worker.submitted}) == 2
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 24)
     chunks = await stream(client, ["x", "yz"], n=2, echo=True)
@@ -90,7 +95,65 @@ async def test_echo_without_generation(server: Server, client: openai.AsyncOpenA
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 0)
     assert texts(await stream(client, "hi", echo=True, max_tokens=0), 1) == ["hi"]
-    assert server.worker.submitted == []
+    assert [request.max_tokens for request in server.worker.submitted] == [0, 0]
+
+
+async def test_logprobs(client: openai.AsyncOpenAI) -> None:
+    answer = await complete(client, "abc", logprobs=2, max_tokens=2)
+    found = answer.choices[0].logprobs
+    assert found is not None and found.tokens == list("one two")
+    assert found.token_logprobs == [-byte / 8 for byte in b"one two"]
+    assert found.text_offset == list(range(7))
+    assert found.top_logprobs is not None
+    assert found.top_logprobs[0] == {"o": -ord("o") / 8, "p": -ord("p") / 8}
+    none = await complete(client, "abc", logprobs=0, max_tokens=1)
+    assert none.choices[0].logprobs is not None
+    assert none.choices[0].logprobs.top_logprobs == [{letter: -ord(letter) / 8} for letter in "one"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("prompt", ["né!", list("né!".encode())])
+async def test_scores_of_a_prompt(
+    server: Server, client: openai.AsyncOpenAI, prompt: Any, max_tokens: int
+) -> None:
+    """What evaluation harnesses send: the prompt's entries, the first without a score, and the answer's."""
+    server.worker.words = ["X", "Y"]
+    # The published types know no null, which OpenAI sends for the first token all the same.
+    answer = await client.completions.create(
+        model="fake", prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens, n=2, temperature=0
+    )
+    assert_known_fields(answer)
+    request = server.worker.submitted[-1]
+    assert (request.prompt_logprobs, request.max_tokens, request.sampling.logprobs) == (1, max_tokens, 1)
+    assert request.ignore_eos == (max_tokens == 1)
+    for choice in answer.choices:
+        assert choice.text == "né!X"[: 3 + max_tokens]
+        found = choice.logprobs
+        assert found is not None and found.token_logprobs is not None and found.top_logprobs is not None
+        assert found.tokens == ["n", "bytes:\\xc3", "bytes:\\xa9", "!", "X"][: 4 + max_tokens]
+        scores = [None, *(-byte / 8 for byte in "é!X".encode())]
+        assert found.token_logprobs == scores[: 4 + max_tokens]
+        assert found.top_logprobs[0] is None and found.top_logprobs[3] == {"!": -ord("!") / 8}
+        assert found.text_offset == [0, 1, 1, 2, 3][: 4 + max_tokens]
+    chunks = await stream(client, prompt, echo=True, logprobs=1, max_tokens=max_tokens, n=2)
+    assert texts(chunks, 2) == [choice.text for choice in answer.choices]
+
+
+class WithBegin(ByteTokenizer):
+    """Token 1 begins every prompt, and text is written with a space before it."""
+
+    strips_leading_space = True
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<s>" if token_id == 1 else super().token_bytes(token_id)
+
+
+def test_offsets_skip_what_is_not_in_the_text() -> None:
+    texts = TextLogprobs(WithBegin())
+    part = texts.prompt("hi", [1, *b" hi"], [None, *(score(byte, 0) for byte in b" hi")])
+    assert part["tokens"] == ["<s>", " ", "h", "i"]
+    assert part["text_offset"] == [0, 0, 0, 1]
+    assert texts.answer([score(byte, 0) for byte in b" x"])["text_offset"] == [2, 2]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
@@ -106,7 +169,7 @@ async def test_a_full_context_takes_no_token_more(client: openai.AsyncOpenAI, ma
 
 def test_every_field_of_openai_has_a_place() -> None:
     fields = set(CompletionCreateParamsBase.__annotations__)
-    assert fields - set(CompletionBody.model_fields) - set(NOT_IMPLEMENTED) == {"user"}
+    assert fields - set(CompletionBody.model_fields) - set(CompletionBody.refused) == {"user"}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +184,9 @@ def test_every_field_of_openai_has_a_place() -> None:
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": [256]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": -1}, "max_tokens"),

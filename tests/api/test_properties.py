@@ -35,14 +35,23 @@ def gather(stream: bytes) -> dict[str, Any]:
     *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
+    logprobs: dict[int, Any] = {}
     for chunk in chunks:
         (choice,) = chunk["choices"]
         text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         assert choice["index"] not in reasons, "a choice goes on after its end"
         texts[choice["index"]] = texts.get(choice["index"], "") + text
+        logprobs[choice["index"]] = added(logprobs.get(choice["index"]), choice["logprobs"])
         if choice["finish_reason"] is not None:
             reasons[choice["index"]] = choice["finish_reason"]
-    return {"texts": texts, "reasons": reasons, "usage": last["usage"]}
+    return {"texts": texts, "reasons": reasons, "logprobs": logprobs, "usage": last["usage"]}
+
+
+def added(so_far: Any, part: Any) -> Any:
+    """Two parts of a choice's logprobs as one."""
+    if so_far is None or part is None:
+        return so_far or part
+    return {name: value and so_far[name] + value for name, value in part.items()}
 
 
 def taken_apart(whole: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +61,14 @@ def taken_apart(whole: dict[str, Any]) -> dict[str, Any]:
             one["index"]: one["message"]["content"] if "message" in one else one["text"] for one in choices
         },
         "reasons": {one["index"]: one["finish_reason"] for one in choices},
+        "logprobs": {one["index"]: one["logprobs"] and filled(one["logprobs"]) for one in choices},
         "usage": whole["usage"],
     }
+
+
+def filled(logprobs: dict[str, Any]) -> dict[str, Any] | None:
+    """No chunk tells of an answer without tokens."""
+    return logprobs if any(logprobs.values()) else None
 
 
 words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), max_size=8)
@@ -68,14 +83,17 @@ common = st.fixed_dictionaries(
     },
 )
 text_prompts = st.text("xyz", min_size=1, max_size=5)
+chat_fields = st.fixed_dictionaries(
+    {"messages": st.just([{"role": "user", "content": "hi"}])},
+    optional={"logprobs": st.just(True)},
+)
+text_fields = st.fixed_dictionaries(
+    {"prompt": text_prompts | st.lists(text_prompts, min_size=1, max_size=3), "echo": st.booleans()},
+    optional={"logprobs": st.integers(0, 5)},
+)
 bodies = st.one_of(
-    st.tuples(st.just(CHAT), common.map(lambda b: b | {"messages": [{"role": "user", "content": "hi"}]})),
-    st.builds(
-        lambda body, prompt, echo: (TEXT, body | {"prompt": prompt, "echo": echo}),
-        common,
-        text_prompts | st.lists(text_prompts, min_size=1, max_size=3),
-        st.booleans(),
-    ),
+    st.builds(lambda body, own: (CHAT, body | own), common, chat_fields),
+    st.builds(lambda body, own: (TEXT, body | own), common, text_fields),
 )
 
 
