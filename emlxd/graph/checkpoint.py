@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import mlx.core as mx
+
 from emlxd.errors import ModelFormatError
 from emlxd.graph.folder import FolderCheckpoint
 from emlxd.graph.gguf import GgufFile
@@ -25,8 +27,8 @@ class Checkpoint(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is a tensor ``name``, such as ``model.norm.weight``."""
 
-    def take(self, name: str) -> Weight | None:
-        """The tensor ``name``, None if it is missing."""
+    def take(self, name: str, dense: mx.Dtype | None = None) -> Weight | None:
+        """The tensor ``name`` as it is stored, or in the type ``dense``; None if it is missing."""
 
     def stored_name(self, name: str) -> str:
         """What this file calls it, for messages."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph import spec_parts as parts
 from emlxd.graph.family_table import ALIASES, FAMILIES, Family
+from emlxd.graph.rope import waves
 from emlxd.graph.spec import LayerSpec, ModelSpec
 from emlxd.graph.spec_parts import Config
+
+MAX_SIZE: Final = 2**28
 
 
 def family_of(config: Config, where: str) -> Family:
@@ -29,10 +33,11 @@ def spec_of(config: Config, where: str) -> ModelSpec:
     try:
         fields = parts.common(c) | family.fields(c)
         spec = ModelSpec(**fields, layers=_shared(parts.layers(c, family.layer)))
+        _check_rotation(spec)
     except KeyError as error:
         raise ModelFormatError(f"{where}: config has no '{error.args[0]}'") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
-        raise ModelFormatError(f"{where}: config has a value of the wrong type: {error}") from None
+        raise ModelFormatError(f"{where}: config has a bad value: {error}") from None
     _check(spec, where)
     return spec
 
@@ -43,10 +48,17 @@ def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     return tuple(replace(layer, rope=ropes[ropes.index(layer.rope)]) for layer in layers)
 
 
+def _check_rotation(spec: ModelSpec) -> None:
+    """Raises KeyError or ValueError for a scaling that no context could be computed with."""
+    for layer in spec.layers:
+        if layer.rope:
+            waves(layer.rope, 1), waves(layer.rope, spec.max_position)
+
+
 def _check(spec: ModelSpec, where: str) -> None:
     sizes = (spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.heads, spec.head_dim)
     counts = (len(spec.layers), spec.kv_heads, spec.max_position)
-    if min(*sizes, *counts) < 1 or spec.heads % spec.kv_heads:
+    if min(*sizes, *counts) < 1 or max(*sizes, *counts) > MAX_SIZE or spec.heads % spec.kv_heads:
         raise ModelFormatError(f"{where}: config describes an impossible model: {spec}")
     for layer in spec.layers:
         experts = layer.experts

@@ -45,10 +45,14 @@ class FolderCheckpoint:
     def has(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def take(self, name: str) -> Weight | None:
+    def take(self, name: str, dense: mx.Dtype | None = None) -> Weight | None:
         stored = self._find(name)
         if stored is None:
             return None
+        weight = self._weight(stored)
+        return weight.dense(dense) if dense else weight
+
+    def _weight(self, stored: str) -> Weight:
         data = self._tensors.pop(stored)
         stem = stored.removesuffix(".weight")
         if stored.endswith("_blocks"):

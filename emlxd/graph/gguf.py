@@ -40,7 +40,16 @@ BLOCK_TYPES: Final[Mapping[int, BlockType]] = {
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18),
     3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
     30: BlockType("BF16", 1, 2),
 }
 
@@ -113,6 +122,8 @@ class _Reader:
                 size = struct.calcsize(layout)
                 count = self._count(count, size)
                 return list(struct.unpack(f"<{count}{layout[1]}", self._bytes(count * size)))
+            if item == _STRING:
+                return self._strings(self._count(count, 8))
             return [self._value(item, depth + 1) for _ in range(self._count(count, 8))]
         if layout := _SCALARS.get(kind):
             return self._scalar(layout)
@@ -146,6 +157,18 @@ class _Reader:
     def _string(self) -> str:
         raw = self._bytes(self._scalar("<Q"))
         return raw.decode("utf-8", errors="replace")
+
+    def _strings(self, count: int) -> list[str]:
+        """Vocabularies have a hundred thousand: the loop is bare for speed."""
+        data, size, at, found = self._data, self._size, self._at, []
+        for _ in range(count):
+            start = at + 8
+            at = start + int.from_bytes(data[at:start], "little")
+            if at > size:
+                raise self._error(f"is truncated: a string ends at byte {at}, {size} in all")
+            found.append(data[start:at].decode("utf-8", errors="replace"))
+        self._at = at
+        return found
 
     def _scalar(self, layout: str) -> Any:
         return struct.unpack(layout, self._bytes(struct.calcsize(layout)))[0]

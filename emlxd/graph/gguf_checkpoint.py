@@ -136,12 +136,12 @@ class GgufCheckpoint:
     def has(self, name: str) -> bool:
         return self.stored_name(name) in self._left
 
-    def take(self, name: str) -> Weight | None:
+    def take(self, name: str, dense: mx.Dtype | None = None) -> Weight | None:
         stored = self.stored_name(name)
         if stored not in self._left:
             return None
         self._left.discard(stored)
-        weight = from_gguf(self._file.tensors[stored], self._file.read(stored))
+        weight = from_gguf(self._file.tensors[stored], self._file.read(stored), dense)
         if self._row.norms_plus_one and stored.endswith("norm.weight"):
             return Weight(weight.data - 1)
         if self._row.permuted and (match := re.search(r"self_attn\.([qk])_proj", name)):

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from emlxd.errors import ModelFormatError
 from emlxd.graph.spec import RopeSpec
 
 Rotate = Callable[[mx.array], mx.array]
@@ -34,18 +33,13 @@ class Waves:
 
 
 def waves(spec: RopeSpec, max_context: int) -> Waves:
-    """The waves of a context of ``max_context`` tokens. Raises ModelFormatError for an unknown scaling."""
+    """The waves of a context of ``max_context`` tokens. Raises KeyError or ValueError for a bad scaling."""
     plain = [spec.base ** (2 * i / spec.dims) for i in range(spec.dims // 2)]
     scaling = spec.scaling or {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind not in _SCALINGS:
-        raise ModelFormatError(
-            f"rope scaling '{kind}' is not supported, supported are: {', '.join(_SCALINGS)}"
-        )
-    try:
-        return _SCALINGS[kind](plain, scaling, spec, max_context)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelFormatError(f"rope scaling '{kind}' has no good value for {error}") from None
+        raise ValueError(f"rope scaling '{kind}', supported are {', '.join(_SCALINGS)}")
+    return _SCALINGS[kind](plain, scaling, spec, max_context)
 
 
 def _default(plain: list[float], *_: Any) -> Waves:

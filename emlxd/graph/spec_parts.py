@@ -10,6 +10,8 @@ from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeS
 
 Config = Mapping[str, Any]
 
+MAX_LAYERS: Final = 1024
+
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
     "swish": "silu",
@@ -49,8 +51,10 @@ def common(c: Config) -> dict[str, Any]:
 
 def layers(c: Config, layer: Callable[[Config, int], dict[str, Any]]) -> tuple[LayerSpec, ...]:
     """``layer`` says how layer i differs from one that sees everything and rotates as config.json says."""
-    usual = rope(c)
-    return tuple(LayerSpec(**({"rope": usual} | layer(c, i))) for i in range(int(c["num_hidden_layers"])))
+    usual, count = rope(c), int(c["num_hidden_layers"])
+    if not 1 <= count <= MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers {count}, at most {MAX_LAYERS} are possible")
+    return tuple(LayerSpec(**({"rope": usual} | layer(c, i))) for i in range(count))
 
 
 def head_dim_of(c: Config) -> int:

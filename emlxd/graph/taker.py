@@ -41,22 +41,14 @@ class Taker:
 
     def vector(self, name: str, *shape: int, dtype: mx.Dtype | None = None) -> mx.array:
         """A small dense tensor."""
-        found = self._take(name, shape)
-        data = found.dense(dtype or self.dtype).data if found else mx.zeros(shape, dtype or self.dtype)
-        self.evaluate([data])
-        return data
+        found = self._take(name, shape, dtype or self.dtype)
+        self.evaluate([found.data])
+        return found.data
 
     def matrix(self, stem: str, *shape: int, quantize_dense: bool = True) -> Weight:
         """The weight [..., rows, columns] of a projection or a table."""
-        found = self._take(f"{stem}.weight", shape)
-        return self.prepared(found or Weight(mx.zeros(shape, self.dtype)), quantize_dense)
-
-    def prepared(self, weight: Weight, quantize_dense: bool = True) -> Weight:
-        """As the settings want it: quantised as it is, dense, or quantised now."""
-        if weight.quantization and self._keep_quantized:
-            weight = weight.astype(self.dtype)
-        else:
-            weight = weight.dense(self.dtype)
+        weight = self._take(f"{stem}.weight", shape, None if self._keep_quantized else self.dtype)
+        weight = weight.astype(self.dtype)
         wanted = self._requantize if quantize_dense and not weight.quantization else None
         if wanted and weight.shape[-1] % wanted.group_size == 0:
             weight = quantize(weight, wanted)
@@ -94,11 +86,12 @@ class Taker:
         if names := self._checkpoint.leftovers():
             raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {_some(names)}")
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Weight | None:
-        found = self._checkpoint.take(name)
+    def _take(self, name: str, shape: tuple[int, ...], dense: mx.Dtype | None) -> Weight:
+        found = self._checkpoint.take(name, dense)
         if found is None:
             self._missing.append(self._checkpoint.stored_name(name))
-        elif found.shape != shape:
+            return Weight(mx.zeros(shape, self.dtype))
+        if found.shape != shape:
             raise ModelFormatError(
                 f"{self._checkpoint.path}: the tensor '{self._checkpoint.stored_name(name)}' has the shape "
                 f"{found.shape}, expected {shape}"

@@ -35,12 +35,11 @@ class Weight:
 
     def dense(self, dtype: mx.Dtype) -> Weight:
         """The same values, not quantised, in ``dtype``."""
-        if self.quantization is None or self.scales is None:
-            return Weight(self.data.astype(dtype))
-        q = self.quantization
-        data = mx.dequantize(
-            self.data, self.scales, self.biases, group_size=q.group_size, bits=q.bits, mode=q.mode
-        )
+        w = self.astype(dtype)
+        if w.quantization is None or w.scales is None:
+            return w
+        q = w.quantization
+        data = mx.dequantize(w.data, w.scales, w.biases, group_size=q.group_size, bits=q.bits, mode=q.mode)
         return Weight(data.astype(dtype))
 
     def astype(self, dtype: mx.Dtype) -> Weight:
