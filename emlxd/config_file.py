@@ -65,7 +65,10 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
             [f"{path}:{line}: {text}" if line else text for line, text in sorted(problems, key=_by_line)]
         )
     models = (_anchor(model.with_defaults(settings.defaults), path.parent) for model in settings.models)
-    return settings.model_copy(update={"models": tuple(models)})
+    server = settings.server
+    if server.api_keys_file is not None:
+        server = server.model_copy(update={"api_keys_file": _absolute(server.api_keys_file, path.parent)})
+    return settings.model_copy(update={"models": tuple(models), "server": server})
 
 
 class _Document:
@@ -246,11 +249,16 @@ def _names(models: Any) -> Iterator[tuple[Keys, str]]:
 
 
 def _anchor(model: ModelSettings, folder: Path) -> ModelSettings:
-    """The model with its ``path`` source made absolute: ``~`` is the home, relative starts at ``folder``."""
+    """The model with its ``path`` source made absolute."""
     if model.source.path is None:
         return model
-    path = folder.absolute() / os.path.expanduser(model.source.path)
+    path = _absolute(model.source.path, folder)
     return model.model_copy(update={"source": model.source.model_copy(update={"path": path})})
+
+
+def _absolute(path: Path, folder: Path) -> Path:
+    """``~`` is the home, a relative path starts at ``folder``."""
+    return folder.absolute() / os.path.expanduser(path)
 
 
 _EXPECTED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Quart, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
-from emlxd.api import chat, completions, errors, health, models
+from emlxd.api import access, chat, completions, errors, health, models
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
 from emlxd.api.surface import Registry, Services
@@ -17,7 +17,10 @@ FAMILIES = (chat, completions, models, health)
 
 
 def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: Drain | None = None) -> Quart:
-    """``drain`` is given by who wants to end the server gracefully."""
+    """``drain`` is given by who wants to end the server gracefully.
+
+    Raises UserError if the file of keys cannot be read.
+    """
     services = Services(registry, settings, metrics, drain or Drain())
     app = Quart("emlxd", static_folder=None)
     app.config.update(
@@ -32,6 +35,7 @@ def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: 
     for family in FAMILIES:
         app.register_blueprint(family.routes(services))
     app.before_request(_note_route)
+    access.install(app, settings)
     app.before_request(_answer_options)
     errors.install(app)
     app.asgi_app = ExchangeMiddleware(app.asgi_app, metrics)  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from emlxd.errors import (
+    AuthenticationFailed,
     EmlxdError,
     MethodNotAllowed,
     PayloadTooLarge,
@@ -89,6 +90,8 @@ def install(app: Quart) -> None:
             response.headers["Allow"] = ", ".join(sorted({*(exception.valid_methods or ()), "OPTIONS"}))
         if isinstance(error, QueueFull | Unavailable):
             response.headers["Retry-After"] = str(error.retry_after)
+        if isinstance(error, AuthenticationFailed):
+            response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
     app.register_error_handler(Exception, answer)

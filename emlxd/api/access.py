@@ -1,0 +1,116 @@
+"""Who may ask: keys, web pages of other origins, and who may operate the server.
+
+Order: a preflight of an allowed origin is answered without a key, since browsers send none; then the
+key is checked. An answer to an allowed origin always says so, an error too: a page could not read it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
+
+from quart import Quart, Response, request
+
+from emlxd.config import ServerSettings, Settings
+from emlxd.errors import AuthenticationFailed, PermissionDenied, UserError
+
+OPEN = frozenset({"/health", "/ready"})  # for supervisors: they tell nothing that needs a key
+ADMIN = "/admin"
+PREFLIGHT_SECONDS = 600
+
+
+def install(app: Quart, settings: Settings) -> None:
+    """Guards every route of ``app``. Raises UserError if the file of keys cannot be read."""
+    keys = read_keys(settings.server)
+    origins = frozenset(settings.server.cors_origins)
+    unguarded = OPEN if settings.metrics.require_key else OPEN | {"/metrics"}
+
+    async def admit() -> Response | None:
+        origin = request.headers.get("Origin")
+        if origin in origins and _is_preflight():
+            return Response(status=204, headers=_preflight_headers())
+        rule = request.url_rule.rule if request.url_rule else ""
+        if keys:
+            if rule not in unguarded:
+                _check_key(keys)
+        elif rule.startswith(ADMIN):
+            _check_operator(None if origin in origins else origin)
+        return None
+
+    async def allow_origin(response: Response) -> Response:
+        if origins:
+            response.vary.add("Origin")
+        if (origin := request.headers.get("Origin")) in origins and origin:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "x-request-id, retry-after"
+        return response
+
+    app.before_request(admit)
+    app.after_request(allow_origin)
+
+
+def read_keys(server: ServerSettings) -> list[bytes]:
+    """Every key that is configured."""
+    keys = [key.get_secret_value().encode() for key in server.api_keys]
+    if server.api_keys_file is None:
+        return keys
+    try:
+        text = server.api_keys_file.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read server.api_keys_file {server.api_keys_file}: {error}.") from None
+    found = [line.split("#")[0].strip().encode() for line in text.splitlines()]
+    if not any(found):
+        raise UserError(f"server.api_keys_file {server.api_keys_file} has no keys, expected one a line.")
+    return [*keys, *filter(None, found)]
+
+
+def _check_key(keys: Sequence[bytes]) -> None:
+    given = _given_key()
+    if given is None:
+        raise AuthenticationFailed(
+            "An API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+        )
+    # Every key is compared, and each in constant time: the time tells nothing about any of them.
+    matches = [hmac.compare_digest(given, key) for key in keys]
+    if not any(matches):
+        raise AuthenticationFailed("The API key is not known to this server.")
+
+
+def _given_key() -> bytes | None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip().encode()
+    key = request.headers.get("x-api-key")
+    return key.encode() if key else None
+
+
+def _check_operator(foreign_origin: str | None) -> None:
+    """Without keys, operating is for this machine, but not for web pages that are open on it."""
+    if foreign_origin is not None:
+        raise PermissionDenied("Web pages may not operate this server.")
+    if not _is_loopback(request.remote_addr or ""):
+        raise PermissionDenied("Without API keys, only the server's own machine may operate it.")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, IPv6Address) and found.ipv4_mapped:
+        found = found.ipv4_mapped
+    return found.is_loopback
+
+
+def _is_preflight() -> bool:
+    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+
+
+def _preflight_headers() -> dict[str, str]:
+    asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type, x-api-key")
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": asked,
+        "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
+    }
