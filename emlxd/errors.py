@@ -14,6 +14,7 @@
     x QueueFull                  429
   * ServerFault                  500  emlxd is at fault
     x Unavailable                503  loading, overloaded, or shutting down
+      x NoRoom                   503  the model does not fit into memory now
   * UserError                    not an HTTP error: the command line prints it and exits
     x ConfigError                     config.yaml, with file and line
     x SourceError                     model files that cannot be fetched or found
@@ -130,6 +131,12 @@ class Unavailable(ServerFault):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class NoRoom(Unavailable):
+    """The model does not fit the memory budget beside what has to stay. The message has numbers."""
+
+    code = "insufficient_memory"
 
 
 class UserError(EmlxdError):

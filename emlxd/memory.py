@@ -6,9 +6,9 @@ measured (docs/memory.md says where); weights and caches are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from emlxd.graph.measure import ModelFacts, StoredTensor
@@ -52,14 +52,18 @@ class Needs:
         return self.weights + self.cache + self.prefix_cache + self.activations
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Protocol):
     """A loaded model that may be unloaded for another one. ``last_used`` is a time."""
 
-    name: str
-    nbytes: int
-    priority: int
-    last_used: float
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def last_used(self) -> float: ...
+
+
+C = TypeVar("C", bound=Candidate)
 
 
 def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
@@ -94,12 +98,12 @@ def budget_bytes(setting: float, device_total: int) -> int:
     return round(setting * device_total) if setting <= 1 else round(setting)
 
 
-def victims(candidates: Iterable[Candidate], shortage: int) -> Sequence[Candidate] | None:
+def victims(candidates: Iterable[C], shortage: int) -> list[C] | None:
     """Whom to unload so that ``shortage`` bytes get free: low priority first, then the least recently used.
 
     None if all of them together are too small; then nobody should be unloaded in vain.
     """
-    chosen: list[Candidate] = []
+    chosen: list[C] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda c: (c.priority, c.last_used)):
         if freed >= shortage:

@@ -1,32 +1,49 @@
-"""The models of config.yaml, by name and alias: loads them, hands their workers out, closes them."""
+"""The models of config.yaml by name and alias: when each is loaded and unloaded, and who may use it."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.errors import ModelNotFound, Unavailable
+from emlxd.errors import EmlxdError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
+from emlxd.residency import Resident, Residents
 from emlxd.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-State = Literal["waiting", "loading", "loaded", "failed"]
+State = Literal["unloaded", "loading", "loaded", "failed"]
+
+FIRST_RETRY: Final = 1.0  # seconds after the first failed load; doubles with each
+LAST_RETRY: Final = 60.0
+TICK: Final = 1.0  # seconds between looks at idle times, failures and stuck workers
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class ModelEntry:
-    """A model of the configuration, loaded or not. ``created`` is in Unix seconds."""
+    """A model of the configuration. ``created`` is in Unix seconds, ``retry_at`` of the registry's clock.
+
+    ``wanted``: it should be in memory without being asked for. ``held`` is set while a reload decides what
+    becomes of the model; requests wait for it.
+    """
 
     settings: ModelSettings
     created: int = field(default_factory=lambda: int(time.time()))
-    state: State = "waiting"
-    worker: Worker | None = None
+    resident: Resident | None = None
+    loading: asyncio.Task[EmlxdError | None] | None = None
+    error: EmlxdError | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    wanted: bool = False
+    dropped: bool = False
+    held: asyncio.Event | None = None
 
     @property
     def name(self) -> str:
@@ -36,53 +53,208 @@ class ModelEntry:
     def aliases(self) -> Sequence[str]:
         return self.settings.aliases
 
+    @property
+    def state(self) -> State:
+        if self.usable is not None:
+            return "loaded"
+        if self.loading is not None:
+            return "loading"
+        return "failed" if self.error is not None or self.dead else "unloaded"
+
+    @property
+    def dead(self) -> bool:
+        return self.resident is not None and self.resident.dead
+
+    @property
+    def evicted(self) -> bool:
+        """Whether it was unloaded to make room."""
+        return self.resident is not None and self.resident.retired
+
+    @property
+    def usable(self) -> Resident | None:
+        """What serves its requests now."""
+        return self.resident if self.resident is not None and self.resident.usable else None
+
 
 class Registry:
-    """Only what is in the configuration is served. Lives on the event loop."""
+    """Only what is in the configuration is served. Lives on the event loop.
+
+    ``stall_timeout`` in seconds: a worker that works on one step for longer is stuck; 0 is never.
+    """
 
     def __init__(
-        self, models: Sequence[ModelSettings], make_worker: Callable[[ModelSettings], Worker]
+        self,
+        models: Iterable[ModelSettings],
+        residents: Residents,
+        *,
+        stall_timeout: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._entries = {model.name: ModelEntry(model) for model in models}
-        self._names = {name: e for e in self._entries.values() for name in (e.name, *e.aliases)}
-        self._make_worker = make_worker
+        self.residents = residents
+        self.stall_timeout = stall_timeout
+        self._now = now
+        self._entries: dict[str, ModelEntry] = {}
+        self._names: dict[str, ModelEntry] = {}
+        self._closed = False
+        self.set_entries(ModelEntry(model, wanted=model.load == "startup") for model in models)
 
     @property
     def models(self) -> Sequence[ModelEntry]:
         return list(self._entries.values())
 
+    def set_entries(self, entries: Iterable[ModelEntry]) -> None:
+        """Serve these and no others from now on."""
+        self._entries = {entry.name: entry for entry in entries}
+        self._names = {name: e for e in self._entries.values() for name in (e.name, *e.aliases)}
+
+    def find(self, name: str) -> ModelEntry:
+        """The model with this name or alias. Raises ModelNotFound."""
+        if name not in self._names:
+            raise ModelNotFound(name)
+        return self._names[name]
+
     @property
     def ready(self) -> bool:
-        """Whether every model answers."""
-        return all(entry.worker is not None and entry.worker.alive for entry in self._entries.values())
+        """Whether every model answers that should be in memory, and no worker is dead or stuck."""
+        entries = self._entries.values()
+        needed = [e for e in entries if e.wanted and e.settings.required and not e.evicted]
+        return all(e.usable for e in needed) and not any(e.dead for e in entries) and not self.stuck
+
+    @property
+    def stuck(self) -> Sequence[str]:
+        """Models whose worker works on one step for too long."""
+        limit = self.stall_timeout or math.inf
+        return [r.settings.name for r in self.residents if r.loaded and r.worker.heartbeat_age > limit]
 
     async def load(self) -> None:
-        """Loads the models one after the other. Raises what the first one that fails raises."""
-        for entry in self._entries.values():
-            entry.state = "loading"
-            started = time.monotonic()
-            worker = self._make_worker(entry.settings)
-            try:
-                await worker.start()
-            except BaseException:
-                entry.state = "failed"
-                raise
-            entry.worker, entry.state = worker, "loaded"
-            log.info("model loaded", model=entry.name, seconds=round(time.monotonic() - started, 2))
+        """Loads the startup models, the most important first. Raises UserError if a required one fails."""
+        wanted = [entry for entry in self._entries.values() if entry.wanted]
+        for entry in sorted(wanted, key=lambda entry: -entry.settings.priority):
+            error = await asyncio.shield(self._start_loading(entry))
+            if error is not None and entry.settings.required:
+                raise error if isinstance(error, UserError) else UserError(error.message)
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[Worker]:
-        """A worker that stays while the lease is held. Raises ModelNotFound and Unavailable."""
-        entry = self._names.get(name)
-        if entry is None:
-            raise ModelNotFound(name)
-        if entry.worker is None:
-            raise Unavailable(f"The model '{entry.name}' is {entry.state}.", retry_after=2)
-        yield entry.worker
+        """A worker that stays while the lease is held; the model is loaded if need be.
 
-    async def close(self) -> None:
-        """Ends every worker and frees its model."""
+        Raises ModelNotFound, and Unavailable with the reason if it cannot be loaded now.
+        """
+        resident = await self._resident(name)
+        with self.residents.lease(resident) as worker:
+            yield worker
+
+    async def _resident(self, name: str) -> Resident:
+        entry = self.find(name)
+        try:
+            async with asyncio.timeout(entry.settings.load_timeout):
+                while (resident := entry.usable) is None or entry.held:
+                    await self._progress(entry)
+                    entry = self.find(name)  # a reload may have put another one in its place
+                return resident
+        except TimeoutError:
+            raise Unavailable(f"The model '{entry.name}' is still loading.", retry_after=5) from None
+
+    async def _progress(self, entry: ModelEntry) -> None:
+        """Waits for the next change of a model that cannot be used. Raises what its loading failed with."""
+        if entry.held is not None:
+            await entry.held.wait()
+            return
+        backs_off = entry.error is not None and not isinstance(entry.error, NoRoom)
+        if entry.loading is None and entry.error and backs_off and self._now() < entry.retry_at:
+            raise self._refusal(entry, entry.error)
+        # The load belongs to all who wait for it, and to nobody.
+        error = await asyncio.shield(self._start_loading(entry))
+        if error is not None and not entry.dropped:
+            raise self._refusal(entry, error)
+
+    def _refusal(self, entry: ModelEntry, error: EmlxdError) -> Unavailable:
+        if isinstance(error, NoRoom):
+            return NoRoom(error.message, retry_after=error.retry_after)
+        wait = max(1, math.ceil(entry.retry_at - self._now()))
+        return Unavailable(f"The model '{entry.name}' could not be loaded: {error.message}", retry_after=wait)
+
+    def _start_loading(self, entry: ModelEntry) -> asyncio.Task[EmlxdError | None]:
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
+        if entry.loading is None:
+            entry.loading = asyncio.create_task(self._load(entry))
+        return entry.loading
+
+    async def _load(self, entry: ModelEntry) -> EmlxdError | None:
+        """One load for all who wait. The failure is given, not raised: there may be nobody to take it."""
+        self._discard(entry)
+        try:
+            needs = await self.residents.prepare(entry.settings)
+            entry.resident = await self.residents.load(entry.settings, needs)
+        except EmlxdError as error:
+            self._failed(entry, error)
+        except Exception:
+            log.exception("load failed", model=entry.name)
+            self._failed(entry, ServerFault("Loading it failed in a way that was not foreseen; see the log."))
+        else:
+            entry.error, entry.failures = None, 0
+        finally:
+            entry.loading = None
+        if entry.resident is not None and (entry.dropped or self._closed):
+            self.residents.retire(entry.resident)
+        return entry.error
+
+    def _failed(self, entry: ModelEntry, error: EmlxdError) -> None:
+        # A traceback would keep what the failed load had on the device.
+        entry.error = error.with_traceback(None)
+        entry.error.__context__ = entry.error.__cause__ = None
+        entry.failures += 1
+        entry.retry_at = self._now() + min(FIRST_RETRY * 2 ** (entry.failures - 1), LAST_RETRY)
+        log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
+
+    def _discard(self, entry: ModelEntry) -> None:
+        if entry.resident is not None:
+            self.residents.retire(entry.resident)
+            entry.resident = None
+
+    def unload(self, entry: ModelEntry) -> None:
+        """Takes the model out of memory once nobody uses it. The next request loads it again."""
+        if entry.resident is not None:
+            log.info("model unloaded", model=entry.name)
+            self._discard(entry)
+        entry.wanted, entry.error = False, None
+
+    async def load_now(self, entry: ModelEntry) -> None:
+        """Loads the model if it is not in memory. Raises what its loading failed with."""
+        entry.retry_at = 0.0
+        while entry.usable is None:
+            await self._progress(entry)
+
+    def tick(self) -> None:
+        """What time brings: idle models leave, dead and failed ones that are wanted are loaded again."""
         for entry in self._entries.values():
-            if entry.worker is not None:
-                await entry.worker.close()
-                entry.worker, entry.state = None, "waiting"
+            if entry.dead:
+                log.error("worker died", model=entry.name)
+                self._discard(entry)
+                self._failed(entry, ServerFault("Its worker ended unexpectedly; see the log."))
+                entry.wanted = True
+            elif entry.evicted:
+                entry.resident, entry.wanted = None, False
+            elif self._idle_for_long(entry):
+                self.unload(entry)
+            if entry.wanted and not entry.usable and not entry.held and self._now() >= entry.retry_at:
+                self._start_loading(entry)
+
+    def _idle_for_long(self, entry: ModelEntry) -> bool:
+        resident, limit = entry.resident, entry.settings.idle_unload
+        return resident is not None and resident.idle and 0 < limit <= self._now() - resident.last_used
+
+    async def watch(self) -> None:
+        """Ticks for ever. Raises ServerFault when a worker is stuck, which only a new process can mend."""
+        while True:
+            await asyncio.sleep(TICK)
+            self.tick()
+            if stuck := self.stuck:
+                names = ", ".join(stuck)
+                raise ServerFault(f"The worker of {names} has worked on one step for too long.")
+
+    async def close(self, limit: float = 10.0) -> None:
+        """Ends every worker and frees its model; gives up on one that is stuck after ``limit`` seconds."""
+        self._closed = True
+        await self.residents.close(limit)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 import structlog
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -20,9 +24,11 @@ from emlxd.api import surface
 from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
 from emlxd.config import ModelSettings, ServerSettings, Settings
-from emlxd.errors import UserError
+from emlxd.errors import ServerFault, UserError
+from emlxd.memory import Needs
 from emlxd.metrics import Metrics
 from emlxd.registry import Registry
+from emlxd.residency import Residents
 from emlxd.sources import fetch
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import load_model
@@ -32,13 +38,30 @@ BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropp
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
 _log = structlog.get_logger("emlxd.server")
 
-Load = Callable[[], Awaitable[object]]
+STUCK = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
+
+T = TypeVar("T")
+Task = Callable[[], Awaitable[object]]
 
 
 def run(settings: Settings) -> None:
-    """Serve what ``settings`` say until told to stop. Raises UserError for what the user can mend."""
+    """Serve what ``settings`` say until told to stop.
+
+    Raises UserError for what the user can mend. A stuck worker ends the process with status 70.
+    """
     listener = bind(settings.server)
-    asyncio.run(_run(settings, listener))
+    status = 0
+    try:
+        asyncio.run(_run(settings, listener))
+    except ServerFault as fault:
+        _log.critical("giving up", reason=fault.message)
+        status = STUCK
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
+    if status or left:
+        # The interpreter cannot end beside a thread that is inside MLX.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 async def _run(settings: Settings, listener: socket.socket) -> None:
@@ -49,10 +72,15 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
         _log.warning(BLAS.hint)
     footprint.apply_limits(settings.memory)
     gate = Gate()
-    registry = Registry(settings.models, lambda model: _make_worker(model, gate))
+
+    async def prepare(model: ModelSettings) -> Needs:
+        return await _in_thread(lambda: footprint.predict(model, fetch(model.source)))
+
+    residents = Residents(footprint.budget(settings.memory), lambda model: _make_worker(model, gate), prepare)
+    registry = Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)
     metrics = Metrics(device=device.current_device().kind)
     try:
-        await serve(settings, registry, metrics, listener, load=registry.load)
+        await serve(settings, registry, metrics, listener, tasks=(registry.load, registry.watch))
     finally:
         await registry.close()
 
@@ -65,6 +93,20 @@ def _make_worker(model: ModelSettings, gate: Gate) -> Worker:
         prefill_slice=model.prefill_slice,
     )
     return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What ``work`` gives, from a thread that does not keep the process from ending: it may download."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="prepare", daemon=True).start()
+    return await asyncio.shield(asyncio.wrap_future(done))
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -102,13 +144,13 @@ async def serve(
     metrics: Metrics,
     listener: socket.socket,
     *,
-    load: Load | None = None,
+    tasks: Sequence[Task] = (),
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal or ``stop``, then finish what runs, at most ``server.drain_timeout`` seconds.
 
-    ``load`` brings the models up while the server already answers /health and /ready; what it
-    raises ends the server and is raised here.
+    ``tasks`` run beside it, from the moment that it answers /health and /ready: loading models, watching
+    workers. What one of them raises ends the server and is raised here.
     """
     drain = Drain()
     stop = stop or asyncio.Event()
@@ -118,16 +160,18 @@ async def serve(
         announce(settings.server, registry, listener)
         config = hypercorn_config(settings.server, listener)
         serving = asyncio.create_task(_listen(app, config, stop))
-        loading = asyncio.create_task(_load(load, stop))
+        beside = [asyncio.create_task(_beside(task, stop)) for task in tasks]
         try:
             await stop.wait()
             drain.start()
             await _wind_down(serving, drain, settings.server.drain_timeout)
         finally:
-            loading.cancel()
-            await asyncio.wait({loading})
-    if not loading.cancelled():
-        loading.result()
+            for task in beside:
+                task.cancel()
+            ends = await asyncio.gather(*beside, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
 
 
 def announce(settings: ServerSettings, registry: surface.Registry, listener: socket.socket) -> None:
@@ -165,11 +209,9 @@ async def _listen(app: Quart, config: Config, stop: asyncio.Event) -> None:
         stop.set()
 
 
-async def _load(load: Load | None, stop: asyncio.Event) -> None:
-    if load is None:
-        return
+async def _beside(task: Task, stop: asyncio.Event) -> None:
     try:
-        await load()
+        await task()
     except Exception:
         stop.set()
         raise

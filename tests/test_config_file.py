@@ -12,6 +12,7 @@ from emlxd.config import (
     ModelDefaults,
     SamplingDefaults,
     Section,
+    ServerSettings,
     Settings,
     Source,
     parse_duration,
@@ -180,8 +181,8 @@ MISTAKES = {
     "list": ("- a\n", "config.yaml:1: found no keys, expected some such as 'models:'"),
     "unknown key": (
         "server:\n  prot: 1\n",
-        "config.yaml:2: server.prot: unknown key, expected one of host, port, max_body_bytes, heartbeat, "
-        "drain_timeout; did you mean 'port'?",
+        "config.yaml:2: server.prot: unknown key, expected one of "
+        f"{', '.join(ServerSettings.model_fields)}; did you mean 'port'?",
     ),
     "unknown section": ("\nsevrer: {}\n", "config.yaml:2: sevrer: unknown key, expected one of "),
     "option of pydantic-settings": ("_env_file: x\n", "config.yaml:1: _env_file: unknown key, "),

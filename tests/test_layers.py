@@ -17,7 +17,7 @@ FLOORS = (
     {"text", "config_file", "sources"},
     {"graph"},
     {"worker"},
-    {"registry", "memory", "footprint", "reload"},
+    {"registry", "residency", "memory", "footprint", "reload"},
     {"api"},
     {"server", "bench", "service"},
     {"cli", "__main__"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from emlxd.footprint import predict
 from emlxd.graph import device_memory
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.open import open_runner
-from emlxd.memory import Candidate, Needs, budget_bytes, victims
+from emlxd.memory import Needs, budget_bytes, victims
 from emlxd.sources import locate
 from tests.daemon import DEFAULT_SOURCE
 from tests.graph import tiny
@@ -131,20 +132,30 @@ def test_the_device_says_what_it_has() -> None:
 
 # Victims
 
+
+@dataclass(frozen=True)
+class Loaded:
+    number: int
+    nbytes: int
+    priority: int
+    last_used: float
+
+
 candidates = st.lists(
     st.builds(
-        Candidate,
-        name=st.uuids().map(str),
+        Loaded,
+        number=st.integers(),
         nbytes=st.integers(1, 100),
         priority=st.integers(-2, 2),
         last_used=st.floats(0, 100),
     ),
     max_size=8,
+    unique_by=lambda model: model.number,
 )
 
 
 @given(candidates, st.integers(0, 400))
-def test_victims_free_enough_and_no_more(models: list[Candidate], shortage: int) -> None:
+def test_victims_free_enough_and_no_more(models: list[Loaded], shortage: int) -> None:
     chosen = victims(models, shortage)
     if chosen is None:
         assert sum(model.nbytes for model in models) < shortage

@@ -144,7 +144,7 @@ async def test_health_while_loading() -> None:
     release = asyncio.Event()
     registry = FakeRegistry(ready=False)
     async with (
-        start_server(registry, load=release.wait) as server,
+        start_server(registry, tasks=[release.wait]) as server,
         httpx.AsyncClient(base_url=server.url) as http,
     ):
         assert (await http.get("/health")).status_code == 200
@@ -157,7 +157,7 @@ async def test_a_failed_load_ends_the_server() -> None:
 
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(SourceError, match="no such file"):
-        await serve(Settings(), FakeRegistry(), Metrics(device="fake"), listener, load=load)
+        await serve(Settings(), FakeRegistry(), Metrics(device="fake"), listener, tasks=[load])
 
 
 SCRIPT = """

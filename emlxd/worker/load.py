@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ from emlxd.worker.engine import Runner
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: how it is run, and how its text is read and written."""
+    """A loaded model: how it is run, and how its text is read and written.
+
+    ``generation_config`` is what its own files say of sampling.
+    """
 
     info: ModelInfo
     runner: Runner
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(settings: ModelSettings, path: Path) -> Model:
@@ -31,6 +35,7 @@ def load_model(settings: ModelSettings, path: Path) -> Model:
     from emlxd.graph.open import open_runner
 
     tokenizer = _tokenizer(path)
+    generation_config = _generation_config(path)
     runner = open_runner(path, settings, tokenizer.eos_ids)
     return Model(
         info=ModelInfo(
@@ -38,13 +43,20 @@ def load_model(settings: ModelSettings, path: Path) -> Model:
             max_context=runner.max_context,
             slots=runner.slots,
             vocab_size=runner.vocab_size,
-            sampling=_sampling(settings.sampling, _generation_config(path)),
+            sampling=_sampling(settings.sampling, generation_config),
             stream_chunks=settings.stream_chunks,
         ),
         runner=runner,
         tokenizer=tokenizer,
         template=_template(tokenizer),
+        generation_config=generation_config,
     )
+
+
+def retuned(model: Model, settings: ModelSettings) -> Model:
+    """The same loaded model with the defaults for requests that ``settings`` have."""
+    sampling = _sampling(settings.sampling, model.generation_config)
+    return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
 
 
 def _tokenizer(path: Path) -> Tokenizer:

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from emlxd.config import ModelSettings
 from emlxd.core import GenerateRequest, ModelInfo
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.detokenizer import Detokenizer
@@ -22,7 +23,7 @@ from emlxd.text.output import OutputText
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
-from emlxd.worker.load import Model
+from emlxd.worker.load import Model, retuned
 from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
@@ -71,6 +72,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
         self._loaded: Future[Model] = Future()
+        self._ended: Future[None] = Future()
+        self._model: Model
         self._thread = threading.Thread(target=self._run, name=f"worker-{options.name}", daemon=True)
         # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
         self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{options.name}")
@@ -150,11 +153,18 @@ class Worker:
         self._inbox.put(_Submit(answers))
         return generation
 
+    def retune(self, settings: ModelSettings) -> None:
+        """Takes over what may change while the model stays loaded; it holds from the next request on."""
+        self._options = replace(self._options, max_queue=settings.max_queue)
+        self._model = retuned(self._model, settings)
+
     async def close(self) -> None:
         """Fails what still runs, frees the model and ends the thread."""
         self._closing = True
         self._inbox.put(_Close())
-        await asyncio.to_thread(self._thread.join)
+        # Not a join on another thread: that one could not end either if this one is stuck.
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
         self._text.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, request: GenerateRequest, generation: Generation, index: int) -> Sequence:
@@ -175,6 +185,12 @@ class Worker:
         self._inbox.put(_Cancel(request_id))
 
     def _run(self) -> None:
+        try:
+            self._own_model()
+        finally:
+            self._ended.set_result(None)
+
+    def _own_model(self) -> None:
         try:
             model = self._load()
         except BaseException as error:

@@ -1,0 +1,180 @@
+"""Which models are in memory: room is made before one is loaded, and none leaves while it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from emlxd.config import ModelSettings
+from emlxd.errors import NoRoom
+from emlxd.memory import Needs, format_bytes, victims
+from emlxd.worker.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+MakeWorker = Callable[[ModelSettings], Worker]
+Prepare = Callable[[ModelSettings], Awaitable[Needs]]
+"""Brings the model's files to this machine and says what it will take. Raises EmlxdError."""
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """A model in memory, or on its way in or out. ``needs`` are the bytes it is counted with."""
+
+    settings: ModelSettings
+    worker: Worker
+    needs: Needs
+    last_used: float
+    leases: int = 0
+    loaded: bool = False
+    retired: bool = False
+    closing: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def nbytes(self) -> int:
+        return self.needs.total
+
+    @property
+    def priority(self) -> int:
+        return self.settings.priority
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes requests."""
+        return self.loaded and not self.retired and self.worker.alive
+
+    @property
+    def dead(self) -> bool:
+        """Whether its thread ended though nobody told it to."""
+        return self.loaded and not self.retired and not self.worker.alive
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could be unloaded: nobody uses it and nothing holds it."""
+        return self.usable and not self.leases and not self.settings.pinned
+
+    def __str__(self) -> str:
+        """How it is told to people: ``smol 1.2 GiB (in use)``."""
+        what = "pinned" if self.settings.pinned else "idle"
+        if self.leases:
+            what = "in use"
+        elif not self.loaded:
+            what = "loading"
+        return f"{self.settings.name} {format_bytes(self.nbytes)} ({what})"
+
+
+class Residents:
+    """Everything in memory, within ``budget`` bytes. ``now`` is a monotonic clock in seconds."""
+
+    def __init__(
+        self,
+        budget: int,
+        make_worker: MakeWorker,
+        prepare: Prepare,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget = budget
+        self.prepare = prepare
+        self._make_worker = make_worker
+        self._now = now
+        self._residents: list[Resident] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._freed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Resident]:
+        return iter(self._residents)
+
+    @property
+    def used(self) -> int:
+        """Bytes counted for all that is in memory."""
+        return sum(resident.nbytes for resident in self._residents)
+
+    def has_room(self, needs: Needs) -> bool:
+        """Whether it fits now, without anybody leaving."""
+        return self.used + needs.total <= self.budget
+
+    async def load(self, settings: ModelSettings, needs: Needs) -> Resident:
+        """Loads a model once there is room for it. Raises NoRoom, or what loading raises."""
+        resident = await self._admit(settings, needs)
+        started = self._now()
+        try:
+            await resident.worker.start()
+        except BaseException:
+            self.retire(resident)
+            raise
+        resident.loaded, resident.last_used = True, self._now()
+        seconds = round(resident.last_used - started, 2)
+        log.info("model loaded", model=settings.name, seconds=seconds, memory=format_bytes(needs.total))
+        return resident
+
+    async def _admit(self, settings: ModelSettings, needs: Needs) -> Resident:
+        """Counts the model in, after whoever must leave for it is gone."""
+        while (shortage := self.used + needs.total - self.budget) > 0:
+            leaving = sum(resident.nbytes for resident in self._residents if resident.retired)
+            idle = [r for r in self._residents if r.idle and r.priority <= settings.priority]
+            chosen = victims(idle, shortage - leaving)
+            if chosen is None:
+                raise self._no_room(settings, needs)
+            for resident in chosen:
+                log.info("model unloaded", model=resident.settings.name, to_make_room_for=settings.name)
+                self.retire(resident)
+            self._freed.clear()
+            await self._freed.wait()
+        resident = Resident(settings, self._make_worker(settings), needs, self._now())
+        self._residents.append(resident)
+        return resident
+
+    def _no_room(self, settings: ModelSettings, needs: Needs) -> NoRoom:
+        held = ", ".join(map(str, self._residents)) or "nothing"
+        return NoRoom(
+            f"The model '{settings.name}' needs {format_bytes(needs.total)} of memory; "
+            f"the budget is {format_bytes(self.budget)}, and in memory is {held}.",
+            retry_after=5,
+        )
+
+    @contextmanager
+    def lease(self, resident: Resident) -> Iterator[Worker]:
+        """Its worker, which stays as long as the lease is held."""
+        resident.leases += 1
+        try:
+            yield resident.worker
+        finally:
+            resident.leases -= 1
+            resident.last_used = self._now()
+            self._let_go(resident)
+
+    def retire(self, resident: Resident) -> None:
+        """No more requests for it; it is unloaded as soon as the last one has ended."""
+        if not resident.retired:
+            resident.retired = True
+            self._let_go(resident)
+
+    def _let_go(self, resident: Resident) -> None:
+        if resident.retired and not resident.leases and not resident.closing:
+            resident.closing = True
+            task = asyncio.create_task(self._close(resident))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _close(self, resident: Resident) -> None:
+        try:
+            await resident.worker.close()
+        except Exception:
+            log.exception("a worker did not end in order", model=resident.settings.name)
+        self._residents.remove(resident)
+        resident.gone.set()
+        self._freed.set()
+
+    async def close(self, limit: float) -> None:
+        """Unloads everything, whoever uses it. One that is stuck is left behind after ``limit`` seconds."""
+        for resident in self._residents:
+            resident.leases, resident.retired = 0, True
+            self._let_go(resident)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=limit)
