@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 _SIZE_UNITS = {"": 1, "b": 1} | {
@@ -87,11 +87,21 @@ def _inside(value: str) -> str:
     return value
 
 
+def _no_spaces(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[!-~]+", value):
+        raise ValueError("the key is malformed, expected visible ASCII characters without spaces")
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(_not_bool)]
 Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Budget = Annotated[float, BeforeValidator(parse_budget), Field(gt=0, allow_inf_nan=False)]
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
+ApiKey = Annotated[SecretStr, BeforeValidator(_no_spaces)]
+Origin = Annotated[
+    str, _shaped(r"https?://[^/\s*]+", "an origin without a path, such as https://chat.example.com")
+]
 ModelName = Annotated[
     str,
     _shaped(
@@ -118,6 +128,15 @@ class ServerSettings(Section):
         default="127.0.0.1", description="Address to listen on. The default is reachable from here only."
     )
     port: Whole = Field(default=8420, ge=1, le=65535, description="TCP port to listen on.")
+    api_keys: tuple[ApiKey, ...] = Field(
+        default=(), description="Keys that clients may use. Without any, who reaches the address is served."
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="A file with more keys, one a line. `#` begins a comment."
+    )
+    cors_origins: tuple[Origin, ...] = Field(
+        default=(), description="Web pages that may call the API from a browser: their exact origins."
+    )
     max_body_bytes: Size = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body; a larger one gets status 413."
     )
@@ -153,6 +172,7 @@ class MetricsSettings(Section):
     """Prometheus metrics."""
 
     enabled: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
+    require_key: bool = Field(default=True, description="With API keys set, /metrics needs one too.")
 
 
 class LogSettings(Section):
