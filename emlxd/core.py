@@ -7,12 +7,13 @@ is delivered. Nothing here imports anything of emlxd but the errors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from emlxd.errors import EmlxdError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Chunking = Literal["word", "token"]
+Channel = Literal["content", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,43 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The tags around a model's thinking, and whether an answer starts inside of them.
+
+    It may be that it starts after them ("closed"), or that the model decides.
+    """
+
+    open: str
+    close: str
+    start: Literal["open", "closed", "undecided"] = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an answer is read, and what it is held to.
+
+    ``call_format`` names the format in which it may call ``tools``. ``grammar`` holds it from the end of its
+    thinking, ``call_grammar`` from its first call on. After ``max_reasoning_tokens`` the thinking is ended.
+    """
+
+    thinking: Thinking | None = None
+    call_format: str = ""
+    tools: tuple[Tool, ...] = ()
+    parallel_calls: bool = True
+    grammar: Grammar | None = None
+    call_grammar: Grammar | None = None
+    max_reasoning_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a loaded model is and can take.
 
@@ -88,6 +126,7 @@ class GenerateRequest:
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     chunking: Chunking = "word"
+    shape: Shape = Shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +136,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +174,22 @@ class TextPiece:
     text: str
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    channel: Channel = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """A part of the answer's tool call number ``call``.
+
+    The first one of a call has its ``id`` and ``name``. The ``arguments`` of all of them join to the text
+    of a JSON object, unless the answer was cut off.
+    """
+
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

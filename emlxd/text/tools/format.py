@@ -1,0 +1,161 @@
+"""What a tool-call format is, and what reading one has in common."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from emlxd.core import Tool
+from emlxd.text.reader import Call, Read, Reader, Steps
+
+MAX_CALLS = 16
+"""As many calls as a grammar allows in one answer."""
+
+
+class Malformed(Exception):
+    """What looked like a call is none."""
+
+
+class Format(Protocol):
+    """One way to write tool calls."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """What calls are made of that may be special tokens, which do not count as text otherwise."""
+
+    def knows(self, template: str) -> bool:
+        """Whether a chat template teaches this format."""
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader: ...
+
+    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """A Lark grammar whose rule ``calls`` is one call or, if ``parallel``, more.
+
+        ``mark`` gives what stands for one of the ``markers``.
+        """
+
+
+def new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CallReader(Reader):
+    """Text and tool calls.
+
+    A call is passed on when it is complete and valid; else its text is, as it came. One that is
+    ``held`` to a grammar cannot turn out malformed: it is passed on as it comes.
+    """
+
+    def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_id) -> None:
+        super().__init__()
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self.calls = 0
+        self.malformed = 0
+        self.held = False
+        self.thinking = False
+        self._new_id = new_id
+        self._entered: int | None = None
+        self._trial: list[Call] = []
+
+    @property
+    def entered(self) -> str | None:
+        """What was read of a call that has begun and not ended, or None."""
+        return None if self._entered is None else self._text[self._entered :]
+
+    def hold(self) -> list[Read]:
+        """From now on calls are held to a grammar. What is known of the one that has begun."""
+        self.held = True
+        held, self._trial = self._trial, []
+        return [*held]
+
+    def begin_call(self, name: str) -> None:
+        if name not in self.tools:
+            raise Malformed
+        if self._entered is None:
+            self._entered = 0
+        self._emit(Call(self.calls, "", self._new_id(), name))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Adds to the arguments of the call that was begun last."""
+        if text:
+            self._emit(Call(self.calls - 1, text))
+
+    def commit(self) -> None:
+        """What has begun is a call."""
+        self._out += self._trial
+        self._trial, self._entered = [], None
+
+    def abandon(self) -> None:
+        """What has begun is none. What is passed on stays one."""
+        if self._entered is not None:
+            self.malformed += 1
+        self.calls -= sum(call.name is not None for call in self._trial)
+        self._trial, self._entered = [], None
+
+    def expect(self, literal: str) -> Steps[None]:
+        if not (yield from self.skip(literal)):
+            raise Malformed
+
+    def close_with(self, *marks: str) -> Steps[None]:
+        """One of the marks at the end of a call. Models forget it at the end of an answer."""
+        yield from self.skip_space()
+        if (yield from self.more()):
+            yield from self.expect((yield from self.follows(*marks)) or marks[0])
+
+    def before(self, mark: str) -> Steps[str]:
+        text = yield from self.until(mark)
+        if text is None:
+            raise Malformed
+        return text
+
+    def _emit(self, call: Call) -> None:
+        (self._out if self.held else self._trial).append(call)
+
+
+class TriggeredReader(CallReader):
+    """Calls that begin with a mark. White space around them is no text."""
+
+    openers: tuple[str, ...] = ()
+    """What may begin a call at the start of an answer. It is left to ``read_calls`` to read."""
+
+    def __init__(
+        self, tools: Sequence[Tool], triggers: Sequence[str], new_id: Callable[[], str] = new_id
+    ) -> None:
+        super().__init__(tools, new_id)
+        self._triggers = triggers
+
+    @abstractmethod
+    def read_calls(self, trigger: str) -> Steps[None]:
+        """Reads what follows ``trigger``, up to the end of its call or calls. Raises Malformed."""
+
+    def rules(self) -> Steps[None]:
+        yield from self.skip_space()
+        opener = yield from self.follows(*self.openers)
+        if opener:
+            yield from self._try_calls(opener, self._at)
+        else:
+            self._at = 0
+        while trigger := (yield from self.pass_text("content", *self._triggers, trim=" \r\n\t")):
+            self._entered = self._at - len(trigger)
+            yield from self._try_calls(trigger, self._at)
+        if not self.calls:
+            self._pass(self.unread(), "content")
+
+    def _try_calls(self, trigger: str, start: int) -> Steps[None]:
+        try:
+            yield from self.read_calls(trigger)
+        except Malformed:
+            self.abandon()
+            if not self.held:
+                self._at = 0
+                self._pass(self._text[:start], "content")
+            return
+        self.commit()
+        yield from self.skip_space()
+        self.drop()
