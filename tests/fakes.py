@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import hypot
 from typing import Any
 
 from emlxd.core import (
@@ -74,6 +75,7 @@ class FakeWorker:
     def __post_init__(self) -> None:
         self.gate.set()
         self.chats: list[dict[str, Any]] = []
+        self.encoded: list[tuple[str, bool]] = []
         self.submitted: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self.idle = asyncio.Event()
@@ -102,6 +104,7 @@ class FakeWorker:
         return list(text.encode())
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.encoded.append((text, add_special_tokens))
         return list(text.encode())
 
     def submit(self, request: GenerateRequest) -> Generation:
@@ -155,6 +158,17 @@ class FakeWorker:
                 pieces.append(TextPiece(piece, index, _logprobs(piece, request.sampling.logprobs)))
         usage = Usage(len(request.prompt), len(words), cached_tokens=1)
         return [*pieces, Finished("stop" if stop else reason, usage, Timing(0.1, 0.2, 0.3), stop, index)]
+
+
+@dataclass
+class FakeEmbedder(FakeWorker):
+    """The vector of a prompt is its first token, its length, and zeros, scaled to length 1."""
+
+    size: int = 4
+
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        vectors = [[float(prompt[0]), float(len(prompt)), *[0.0] * (self.size - 2)] for prompt in prompts]
+        return [[value / hypot(*vector) for value in vector] for vector in vectors]
 
 
 def score(token: int, likeliest: int) -> TokenLogprob:

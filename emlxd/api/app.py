@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Quart, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
-from emlxd.api import access, chat, completions, errors, health, models
+from emlxd.api import access, chat, completions, embeddings, errors, health, models, tokenization
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
 from emlxd.api.surface import Registry, Services
@@ -13,7 +13,7 @@ from emlxd.config import Settings
 from emlxd.metrics import Metrics
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
-FAMILIES = (chat, completions, models, health)
+FAMILIES = (chat, completions, embeddings, tokenization, models, health)
 
 
 def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: Drain | None = None) -> Quart:

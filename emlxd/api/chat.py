@@ -7,11 +7,12 @@ from quart import Blueprint, Response
 from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
-from emlxd.api.generate import Prompt, lease, submit
+from emlxd.api.generate import lease, submit
+from emlxd.api.prompts import chat_prompt
 from emlxd.api.render import ChatRenderer, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
-from emlxd.api.surface import Services, Worker
+from emlxd.api.surface import Services
 
 
 def routes(services: Services) -> Blueprint:
@@ -33,14 +34,3 @@ def routes(services: Services) -> Blueprint:
         return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
-
-
-async def chat_prompt(worker: Worker, body: ChatBody) -> Prompt:
-    """The conversation as the model's chat template writes it, in tokens."""
-    tokens = await worker.encode_chat(
-        [message.for_template() for message in body.messages],
-        add_generation_prompt=body.begins,
-        continue_final_message=body.continues,
-        **(body.chat_template_kwargs or {}),
-    )
-    return Prompt(tokens, "messages")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quart import Blueprint, Response
 
 from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
-from emlxd.api.generate import Prompt, lease, submit
+from emlxd.api.generate import lease, submit
+from emlxd.api.prompts import text_prompt
 from emlxd.api.render import CompletionRenderer, Echo, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import CompletionBody
 from emlxd.api.surface import Services, Worker
-from emlxd.errors import RequestError
 
 
 def routes(services: Services) -> Blueprint:
@@ -40,25 +38,6 @@ def routes(services: Services) -> Blueprint:
         return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
-
-
-async def text_prompt(worker: Worker, prompt: str | list[int], *, scored: bool) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(await worker.encode(prompt), "prompt", scored)
-    check_tokens(worker, prompt, "prompt")
-    return Prompt(prompt, "prompt", scored)
-
-
-def check_tokens(worker: Worker, tokens: Sequence[int], param: str) -> None:
-    """Raises RequestError for a token id that the model does not have."""
-    size = worker.info.vocab_size
-    for token in tokens:
-        if not 0 <= token < size:
-            raise RequestError(
-                f"Token id {token} is out of range; this model's are 0 to {size - 1}.",
-                param=param,
-                code="invalid_value",
-            )
 
 
 def _echo_text(worker: Worker, prompt: str | list[int]) -> str:

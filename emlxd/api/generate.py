@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from emlxd.api.exchange import Exchange, current_exchange
 from emlxd.api.fields import SamplingBody
+from emlxd.api.prompts import Prompt
 from emlxd.api.render import Said
 from emlxd.api.surface import Services, Worker
 from emlxd.core import Event, Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
@@ -17,15 +18,6 @@ from emlxd.metrics import Metrics
 from emlxd.worker.mailbox import Generation
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs."""
-
-    tokens: Sequence[int]
-    param: str
-    scored: bool = False
 
 
 async def lease(services: Services, model: str) -> Worker:

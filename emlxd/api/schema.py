@@ -87,6 +87,42 @@ class Message(Body):
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
 
+class ChatPrompt(Body):
+    """A conversation and how it becomes a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _no_reserved_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if taken := TEMPLATE_NAMES & (value or {}).keys():
+            raise PydanticCustomError(
+                "reserved", "'{name}' is not for chat_template_kwargs", {"name": min(taken)}
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _continue_or_begin(self) -> ChatPrompt:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise field_error("continue_final_message", "not together with 'add_generation_prompt'")
+        return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is to be continued instead of answered."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.messages[-1].is_prefill and self.add_generation_prompt is None
+
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt ends with the head of a new answer."""
+        return not self.continues if self.add_generation_prompt is None else self.add_generation_prompt
+
+
 CHAT_REFUSED: Refusals = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -105,49 +141,18 @@ CHAT_REFUSED: Refusals = {
 }
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ChatPrompt):
     refused: ClassVar[Refusals] = CHAT_REFUSED
 
-    messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _no_reserved_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if taken := TEMPLATE_NAMES & (value or {}).keys():
-            raise PydanticCustomError(
-                "reserved", "'{name}' is not for chat_template_kwargs", {"name": min(taken)}
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _continue_or_begin(self) -> ChatBody:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise field_error("continue_final_message", "not together with 'add_generation_prompt'")
-        return self
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", "only allowed when 'logprobs' is true")
         return self
-
-    @property
-    def continues(self) -> bool:
-        """Whether the last message is to be continued instead of answered."""
-        if self.continue_final_message is not None:
-            return self.continue_final_message
-        return self.messages[-1].is_prefill and self.add_generation_prompt is None
-
-    @property
-    def begins(self) -> bool:
-        """Whether the prompt ends with the head of a new answer."""
-        return not self.continues if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
     def token_limit(self) -> int | None:
@@ -178,10 +183,13 @@ def _prompts(value: Any) -> Any:
     )
 
 
+Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+
+
 class CompletionBody(GenerationBody):
     refused: ClassVar[Refusals] = {"suffix": ("",)}
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    prompt: Prompts
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -208,3 +216,38 @@ class CompletionBody(GenerationBody):
     def scores_prompt(self) -> bool:
         """Whether the prompt's own tokens get logprobs too."""
         return bool(self.echo) and self.logprobs is not None
+
+
+class TokenizeTextBody(Body):
+    model: str
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(ChatPrompt):
+    """Special tokens are the template's affair."""
+
+    refused: ClassVar[Refusals] = {"add_special_tokens": (False,), "tools": ([],)}
+
+    model: str
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    model: str
+    tokens: list[int]
+
+
+class EmbeddingsBody(Body):
+    model: str
+    input: Prompts
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+    @field_validator("input")
+    @classmethod
+    def _not_too_many(cls, value: list[Any]) -> list[Any]:
+        if len(value) > 2048:
+            raise PydanticCustomError("too_many", "expected at most 2048 inputs, got {n}", {"n": len(value)})
+        return value

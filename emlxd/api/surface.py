@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from emlxd.api.drain import Drain
 from emlxd.config import Settings
@@ -53,6 +53,14 @@ class Worker(Protocol):
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Raises QueueFull and Unavailable."""
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A worker whose model turns text into vectors."""
+
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        """A vector of length 1 for each prompt. Raises RequestError, QueueFull and Unavailable."""
 
 
 class ModelEntry(Protocol):

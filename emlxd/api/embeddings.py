@@ -1,0 +1,91 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+
+from quart import Blueprint, Response
+
+from emlxd.api.body import read_object
+from emlxd.api.fields import validate
+from emlxd.api.generate import lease
+from emlxd.api.prompts import Prompt, text_prompt
+from emlxd.api.render import json_response
+from emlxd.api.schema import EmbeddingsBody
+from emlxd.api.surface import Embedder, Services, Worker
+from emlxd.core import Usage
+from emlxd.errors import RequestError
+
+Vector = Sequence[float]
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("embeddings", __name__)
+
+    @blueprint.post("/v1/embeddings")
+    async def create_embeddings() -> Response:
+        body = validate(EmbeddingsBody, await read_object(services.settings.server.max_body_bytes))
+        worker = await lease(services, body.model)
+        if not isinstance(worker, Embedder):
+            raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
+        prompts = [await text_prompt(worker, text, param="input") for text in body.input]
+        for prompt in prompts:
+            check_length(worker, prompt)
+        vectors = await worker.embed([prompt.tokens for prompt in prompts])
+        for prompt in prompts:
+            services.metrics.prompt_read(worker.name, Usage(len(prompt.tokens)))
+        shown = base64_vector if body.encoding_format == "base64" else list
+        count = sum(len(prompt.tokens) for prompt in prompts)
+        return json_response(
+            {
+                "object": "list",
+                "model": worker.name,
+                "data": [
+                    {
+                        "object": "embedding",
+                        "index": index,
+                        "embedding": shown(shortened(vector, body.dimensions)),
+                    }
+                    for index, vector in enumerate(vectors)
+                ],
+                "usage": {"prompt_tokens": count, "total_tokens": count},
+            }
+        )
+
+    return blueprint
+
+
+def check_length(worker: Worker, prompt: Prompt) -> None:
+    """Raises RequestError for an input that is empty or does not fit."""
+    if not prompt.tokens:
+        raise RequestError("An input is empty.", param=prompt.param, code="invalid_value")
+    if len(prompt.tokens) > worker.info.max_context:
+        raise RequestError(
+            f"This model's maximum context length is {worker.info.max_context} tokens, "
+            f"but an input has {len(prompt.tokens)} tokens.",
+            param=prompt.param,
+            code="context_length_exceeded",
+        )
+
+
+def shortened(vector: Vector, dimensions: int | None) -> Vector:
+    """The first ``dimensions`` of ``vector``, again of length 1."""
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    if dimensions > len(vector):
+        raise RequestError(
+            f"Invalid value for 'dimensions': this model's embeddings have {len(vector)}.",
+            param="dimensions",
+            code="invalid_value",
+        )
+    head = vector[:dimensions]
+    length = math.hypot(*head)
+    return [value / length for value in head] if length else head
+
+
+def base64_vector(vector: Vector) -> str:
+    """Little-endian float32, which both of OpenAI's clients ask for unless told otherwise."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,52 @@
+"""What a client wrote, in the model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emlxd.api.schema import ChatPrompt
+from emlxd.api.surface import Worker
+from emlxd.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs."""
+
+    tokens: Sequence[int]
+    param: str
+    scored: bool = False
+
+
+async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
+    """The conversation as the model's chat template writes it, in tokens."""
+    tokens = await worker.encode_chat(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.begins,
+        continue_final_message=body.continues,
+        **(body.chat_template_kwargs or {}),
+    )
+    return Prompt(tokens, "messages")
+
+
+async def text_prompt(
+    worker: Worker, prompt: str | Sequence[int], *, param: str = "prompt", scored: bool = False
+) -> Prompt:
+    """Raises RequestError for a token id that the model does not have."""
+    if isinstance(prompt, str):
+        return Prompt(await worker.encode(prompt), param, scored)
+    check_tokens(worker, prompt, param)
+    return Prompt(prompt, param, scored)
+
+
+def check_tokens(worker: Worker, tokens: Sequence[int], param: str) -> None:
+    """Raises RequestError for a token id that the model does not have."""
+    size = worker.info.vocab_size
+    for token in tokens:
+        if not 0 <= token < size:
+            raise RequestError(
+                f"Token id {token} is out of range; this model's are 0 to {size - 1}.",
+                param=param,
+                code="invalid_value",
+            )
