@@ -51,15 +51,18 @@ class Oracle:
         assert set(weights) == {name for name, _ in tree_flatten(self.model.parameters())}
         self.model.load_weights(list(weights.items()))
         mx.eval(self.model.parameters())
+        self._ids = {self.tokenizer.token_bytes(id): id for id in range(self.tokenizer.vocab_size)}
 
-    def greedy(self, prompt: list[int], count: int, guess: list[int]) -> list[int]:
+    def greedy(self, prompt: list[int], count: int, guess: list[bytes]) -> list[int]:
         """The ``count`` likeliest tokens one after the other, up to an end token.
 
-        ``guess`` only saves time: it is checked in one pass, and the first wrong token is replaced.
+        ``guess``, as the bytes of tokens, only saves time: it is checked in one pass, and the first wrong
+        token is replaced.
         """
         tokens: list[int] = []
+        known = [self._ids[piece] for piece in guess]
         while len(tokens) < count and not (tokens and tokens[-1] in self.tokenizer.eos_ids):
-            draft = [*tokens, *guess[len(tokens) : count - 1]]
+            draft = [*tokens, *known[len(tokens) : count - 1]]
             logits = self.model(mx.array([[*prompt, *draft]]))[0, len(prompt) + len(tokens) - 1 :]
             for token in mx.argmax(logits, axis=-1).tolist():
                 tokens.append(token)

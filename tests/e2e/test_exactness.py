@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -39,20 +40,35 @@ PROMPTS = [
 TOKENS = 64
 
 
-async def answer(daemon: Daemon, prompt: str, *, model: str = "smol") -> tuple[str, int]:
+@dataclass(frozen=True)
+class Answer:
+    """``tokens`` are the bytes of each, without an end token."""
+
+    text: str
+    tokens: list[bytes]
+    completion_tokens: int
+
+
+async def answer(daemon: Daemon, prompt: str) -> Answer:
     async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=300) as client:
         response = await client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=TOKENS
+            model="smol",
+            messages=[{"role": "user", "content": prompt}],
+            temperature=0,
+            max_tokens=TOKENS,
+            logprobs=True,
         )
-    assert response.usage
-    return response.choices[0].message.content or "", response.usage.completion_tokens
+    choice = response.choices[0]
+    assert response.usage and choice.logprobs and choice.logprobs.content is not None
+    tokens = [bytes(token.bytes or []) for token in choice.logprobs.content]
+    return Answer(choice.message.content or "", tokens, response.usage.completion_tokens)
 
 
 @pytest.fixture(scope="module")
-def batched(daemon: Daemon) -> dict[str, tuple[str, int]]:
+def batched(daemon: Daemon) -> dict[str, Answer]:
     """All prompts at once: the daemon decodes eight at a time, in changing company."""
 
-    async def ask() -> list[tuple[str, int]]:
+    async def ask() -> list[Answer]:
         return await asyncio.gather(*(answer(daemon, prompt) for prompt in PROMPTS))
 
     return dict(zip(PROMPTS, asyncio.run(ask()), strict=True))
@@ -71,22 +87,23 @@ def chat_prompt(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_batched_answers_equal_the_oracle(
-    batched: dict[str, tuple[str, int]], oracle: Oracle, prompt: str
-) -> None:
-    text, count = batched[prompt]
-    encode = oracle.tokenizer.encode
-    tokens = oracle.greedy(encode(chat_prompt(prompt)), TOKENS, guess=encode(text))
-    assert text == oracle.tokenizer.decode(tokens)
-    assert count == len(tokens)
+def test_batched_answers_equal_the_oracle(batched: dict[str, Answer], oracle: Oracle, prompt: str) -> None:
+    found = batched[prompt]
+    expected = oracle.greedy(oracle.tokenizer.encode(chat_prompt(prompt)), TOKENS, guess=found.tokens)
+    assert found.completion_tokens == len(expected)
+    assert found.text == oracle.tokenizer.decode(expected)
+    ended = expected[-1] in oracle.tokenizer.eos_ids
+    assert found.tokens == [
+        oracle.tokenizer.token_bytes(token) for token in expected[: -1 if ended else None]
+    ]
 
 
-def test_solo_answers_equal_batched_ones(daemon: Daemon, batched: dict[str, tuple[str, int]]) -> None:
-    for prompt in PROMPTS[::5]:
+def test_solo_answers_equal_batched_ones(daemon: Daemon, batched: dict[str, Answer]) -> None:
+    for prompt in PROMPTS[::7]:
         assert asyncio.run(answer(daemon, prompt)) == batched[prompt]
 
 
-def test_eager_answers_equal_compiled_ones(tmp_path: Path, batched: dict[str, tuple[str, int]]) -> None:
+def test_eager_answers_equal_compiled_ones(tmp_path: Path, batched: dict[str, Answer]) -> None:
     config = {"models": [MODEL | {"compile": False, "slots": 1, "prefill_chunk": 16}]}
     with running(tmp_path, config) as eager:
         for prompt in PROMPTS[:2]:
