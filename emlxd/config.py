@@ -218,6 +218,18 @@ class PrefixCacheSettings(Section):
     )
 
 
+class PromptLookupSettings(Section):
+    max_draft: Whole = Field(default=8, ge=1, le=32, description="Tokens that are guessed at a time.")
+
+
+class SpeculativeSettings(Section):
+    """Several tokens in one step, where the text repeats itself. Answers stay the same."""
+
+    prompt_lookup: PromptLookupSettings | None = Field(
+        default=None, description="Guess from what followed the same tokens earlier in prompt and answer."
+    )
+
+
 class ModelDefaults(Section):
     """What every model may set, and ``defaults`` sets for all of them."""
 
@@ -250,6 +262,9 @@ class ModelDefaults(Section):
     )
     prefix_cache: PrefixCacheSettings = Field(
         default=PrefixCacheSettings(), description="Reuse of what requests have in common."
+    )
+    speculative: SpeculativeSettings = Field(
+        default=SpeculativeSettings(), description="Decode several tokens in one step where that pays."
     )
     stream_chunks: Literal["word", "token"] = Field(
         default="word", description="Streamed chunks hold whole words, or go out token by token."

@@ -41,6 +41,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens that are there already weigh on the next one."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:

@@ -91,6 +91,7 @@ def _make_worker(model: ModelSettings, gate: Gate) -> Worker:
         max_queue=model.max_queue,
         prefill_chunk=model.prefill_chunk,
         prefill_slice=model.prefill_slice,
+        max_draft=model.speculative.prompt_lookup.max_draft if model.speculative.prompt_lookup else 0,
     )
     return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
 

@@ -217,6 +217,35 @@ class MlxRunner:
         sampled = self._steps.sample(mode, logits, self._tokens, at, slots)
         return self._sampled(sampled, len(allowed))
 
+    def verify(
+        self, positions: Sequence[int], drafts: Sequence[Sequence[int]], width: int
+    ) -> list[list[int]]:
+        """One step for slots 0..n-1, all of which decode, that may yield up to ``width`` + 1 tokens for each.
+
+        ``drafts[i]``, at most ``width`` long, guesses what follows slot i's pending token. Waits for the
+        step and gives each slot's tokens: exactly those that as many plain steps would have sampled. Not for
+        slots whose sampling depends on the tokens between: with penalties, log-probabilities or masks.
+        """
+        mode = self._sampling.mode(slice(0, len(positions)))
+        rows = self._bucket(len(positions))
+        # Idle rows write where nothing is kept: no slot is in the middle of its prompt.
+        at = mx.array([*positions, *[0] * (rows - len(positions))], dtype=mx.int32)
+        padded = [[*draft, *[-1] * (width - len(draft))] for draft in drafts]
+        padded += [[-1] * width] * (rows - len(drafts))
+        window = self._cache.window(max(positions) + width + 1)
+        self._tokens, sampled = self._steps.verify(
+            mode,
+            window,
+            self._tokens,
+            mx.array(padded, dtype=mx.int32),
+            at,
+            self._sampling.arrays(mode),
+            self._cache,
+        )
+        self._dispatch(sampled)
+        rows_read = cast("list[list[int]]", sampled.tolist())
+        return [_agreed(draft, row) for draft, row in zip(drafts, rows_read, strict=False)]
+
     def _sampled(self, sampled: Sampled, rows: int) -> Pending:
         self._tokens = sampled.tokens
         self._sampling.replace_counts(sampled.counts)
@@ -298,3 +327,9 @@ def _slots_of(rows: Sequence[PrefillRow]) -> slice | mx.array:
     if slots == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
     return mx.array(slots, dtype=mx.int32)
+
+
+def _agreed(draft: Sequence[int], sampled: Sequence[int]) -> list[int]:
+    """The sampled tokens up to the first that was not drafted."""
+    right = next((n for n, token in enumerate(draft) if token != sampled[n]), len(draft))
+    return list(sampled[: right + 1])

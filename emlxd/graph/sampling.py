@@ -47,17 +47,13 @@ class SamplingMode:
         return SamplingMode(
             random=bool(random),
             top_k_or_p=any(p.top_k > 0 or p.top_p < 1 for p in random),
-            penalties=any(penalized(p) for p in params),
+            penalties=any(p.penalized for p in params),
             bias=any(p.logit_bias or p.min_tokens for p in params),
             logprobs=any(p.logprobs is not None for p in params),
         )
 
     def with_mask(self, masked: bool) -> SamplingMode:
         return replace(self, masked=masked)
-
-
-def penalized(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
 def param_row(p: SamplingParams) -> list[float]:

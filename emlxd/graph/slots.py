@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from emlxd.core import SamplingParams
 from emlxd.graph.batch import Begin
-from emlxd.graph.sampling import SamplingMode, fold_seed, param_row, penalized
+from emlxd.graph.sampling import SamplingMode, fold_seed, param_row
 
 IDLE: Final = SamplingParams(temperature=0.0)
 
@@ -34,7 +34,7 @@ class SlotSampling:
         params = self._params[slot] = begin.sampling
         self._until[slot] = len(begin.prompt) - 1 + params.min_tokens
         self._small.clear()
-        if penalized(params):
+        if params.penalized:
             self._row("seen", mx.bool_)[slot] = False
             self._row("seen", mx.bool_)[slot, mx.array(list(begin.prompt))] = True
             self._row("counts", mx.int32)[slot] = 0

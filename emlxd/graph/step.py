@@ -72,6 +72,28 @@ class DecodeSteps:
         key = ("sample", mode, positions.shape[0])
         return Sampled.of(self._build(key, lambda: _sample(mode))(logits, tokens, positions, dict(slots)))
 
+    def verify(
+        self,
+        mode: SamplingMode,
+        window: int,
+        tokens: mx.array,
+        drafts: mx.array,
+        positions: mx.array,
+        slots: Rows,
+        cache: KVCache,
+    ) -> tuple[mx.array, mx.array]:
+        """A step over the pending tokens and ``drafts`` int32 [b, width] after them, -1 where there is none.
+
+        Gives tokens int32 [slots] as ``step`` does, and int32 [b, width + 1]: what is sampled after the
+        pending token and after each drafted one. They hold up to the first that differs from its draft.
+        """
+        key = ("verify", mode, window, drafts.shape)
+        run = self._build(key, lambda: _verify(self._model, mode, window))
+        arrays, cache.keys, cache.values = run(
+            tokens, drafts, positions, dict(slots), cache.keys, cache.values
+        )
+        return arrays["tokens"], arrays["sampled"]
+
     def _build(self, key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if key not in self._built:
             function = make()
@@ -123,3 +145,31 @@ def _sample(mode: SamplingMode) -> Callable[..., dict[str, mx.array]]:
         return result
 
     return pick
+
+
+def _verify(model: Transformer, mode: SamplingMode, window: int) -> Callable[..., Any]:
+    def verify(
+        tokens: mx.array,
+        drafts: mx.array,
+        positions: mx.array,
+        slots: Rows,
+        keys: list[mx.array],
+        values: list[mx.array],
+    ) -> tuple[dict[str, mx.array], list[mx.array], list[mx.array]]:
+        rows, width = drafts.shape
+        length = width + 1
+        keys, values = list(keys), list(values)
+        fed = mx.concatenate([tokens[:rows, None], mx.maximum(drafts, 0)], axis=1)
+        place = Place(slice(0, rows), positions, length, window)
+        logits = model.logits(model.forward(fed, place, keys, values)).flatten(0, 1)
+        spread = {
+            name: array if name == "ends" else mx.repeat(array[:rows], length, axis=0)
+            for name, array in slots.items()
+        }
+        sampled = sample(logits, place.positions.flatten(), spread, mode).reshape(rows, length)
+        right = mx.cumprod((sampled[:, :-1] == drafts).astype(mx.int32), axis=1).sum(axis=1, keepdims=True)
+        following = mx.take_along_axis(sampled, right, axis=1).squeeze(1)
+        arrays = {"tokens": mx.concatenate([following, tokens[rows:]]), "sampled": sampled}
+        return arrays, keys, values
+
+    return verify

@@ -36,6 +36,7 @@ class Runner(Protocol):
     def decode(self, positions: Rows[int | None]) -> Pending: ...
     def forward(self, positions: Rows[int | None]) -> None: ...
     def sample(self, allowed: Rows[bytes | None]) -> Pending: ...
+    def verify(self, positions: Rows[int], drafts: Rows[Rows[int]], width: int) -> list[list[int]]: ...
     def copy(self, source: int, target: int, tokens: int) -> None: ...
     def move(self, source: int, target: int, tokens: int) -> None: ...
     def release(self, slot: int) -> None: ...
@@ -65,12 +66,15 @@ class Engine:
         pacer: PrefillPacer,
         mailbox: Mailbox,
         now: Callable[[], float] = time.monotonic,
+        max_draft: int = 0,
     ) -> None:
+        """``max_draft`` is the length of the drafts that are checked; 0 is no speculation."""
         self._runner = runner
         self._scheduler = scheduler
         self._pacer = pacer
         self._mailbox = mailbox
         self._now = now
+        self._max_draft = max_draft
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
@@ -115,12 +119,42 @@ class Engine:
         while the host detokenizes.
         """
         self._admit()
+        if self._speculate():
+            return
         self._launch_prefill()
         self._launch_decode()
         self._receive(self._flights)
         self._flights, self._launched = self._launched, []
         self._free_slots()
         self._mailbox.flush()
+
+    def _speculate(self) -> bool:
+        """Takes a step that checks drafts, if enough answers have one. It is read at once for its length."""
+        running = self._scheduler.running
+        if not all(sequence.can_draft(self._max_draft) for sequence in running):
+            return False
+        lookups = [sequence.lookup for sequence in running if sequence.lookup]
+        resting = [lookup.resting() for lookup in lookups]
+        if all(resting):
+            return False
+        self.settle()
+        drafts = [sequence.draft() for sequence in running]
+        if not running or 2 * sum(map(bool, drafts)) < len(drafts):
+            for lookup in lookups:
+                lookup.learn(0)
+            return False
+        found = self._runner.verify([sequence.written for sequence in running], drafts, self._max_draft)
+        now = self._free_since = self._now()
+        for sequence, tokens in zip(running, found, strict=True):
+            sequence.dispatched += len(tokens)
+            if sequence.lookup:
+                sequence.lookup.learn(len(tokens) - 1)
+            for token in tokens:
+                if not sequence.ended:
+                    self._accept(sequence, token, None, now)
+        self._free_slots()
+        self._mailbox.flush()
+        return True
 
     def settle(self) -> None:
         """Receives all that is in flight, so that nothing of this model runs on the device."""

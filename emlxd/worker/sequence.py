@@ -22,6 +22,7 @@ from emlxd.graph.batch import Begin
 from emlxd.text.detokenizer import Detokenizer
 from emlxd.text.output import OutputText
 from emlxd.worker.mailbox import Generation
+from emlxd.worker.speculation import PromptLookup
 
 
 class Matcher(Protocol):
@@ -65,6 +66,7 @@ class Sequence:
     leader: Sequence | None = None
     logprobs: LogprobQueue | None = None
     matcher: Matcher | None = None
+    lookup: PromptLookup | None = None
     clock: Clock = field(default_factory=Clock)
     slot: int = -1
     order: int = -1
@@ -95,6 +97,14 @@ class Sequence:
     def written(self) -> int:
         """How many tokens have, or will have when the device is done, their K/V: the next position."""
         return self.prefilled if self.prompt_left else len(self.request.prompt) + max(self.dispatched - 1, 0)
+
+    def can_draft(self, width: int) -> bool:
+        """Whether a step may check ``width`` drafted tokens: it decodes, and they would fit."""
+        end = len(self.request.prompt) + self.request.max_tokens
+        return self.lookup is not None and self.decoding and self.written + width < end
+
+    def draft(self) -> list[int]:
+        return self.lookup.propose([*self.request.prompt, *self.answer]) if self.lookup else []
 
     @property
     def scores_prompt(self) -> bool:

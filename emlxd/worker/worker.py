@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo
+from emlxd.core import GenerateRequest, ModelInfo, SamplingParams
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.detokenizer import Detokenizer
 from emlxd.text.output import OutputText
@@ -28,6 +28,7 @@ from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
 from emlxd.worker.sequence import Clock, LogprobQueue, Sequence
+from emlxd.worker.speculation import PromptLookup
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,7 @@ class WorkerOptions:
     max_queue: int
     prefill_chunk: int
     prefill_slice: float
+    max_draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,16 @@ class Worker:
             eos_ids=frozenset() if request.ignore_eos else self.tokenizer.eos_ids,
             sampling=replace(request.sampling, seed=seed),
             index=index,
+            lookup=self._lookup(request.sampling),
             logprobs=None if request.sampling.logprobs is None else LogprobQueue(Detokenizer(self.tokenizer)),
             clock=Clock(time.monotonic()),
         )
+
+    def _lookup(self, params: SamplingParams) -> PromptLookup | None:
+        """None for a request whose tokens cannot be checked several at a time."""
+        if not self._options.max_draft or params.logprobs is not None or params.penalized:
+            return None
+        return PromptLookup(self._options.max_draft)
 
     def _cancel(self, request_id: str) -> None:
         self._inbox.put(_Cancel(request_id))
@@ -198,7 +207,9 @@ class Worker:
             return
         scheduler = Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk)
         pacer = PrefillPacer(self._options.prefill_slice)
-        self._engine = Engine(model.runner, scheduler, pacer, self._mailbox)
+        self._engine = Engine(
+            model.runner, scheduler, pacer, self._mailbox, max_draft=self._options.max_draft
+        )
         self._model = model
         self._loaded.set_result(model)
         try:

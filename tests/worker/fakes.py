@@ -29,6 +29,7 @@ class FakeRunner:
         self.saved: dict[int, list[int]] = {}
         self.copied: list[int] = []
         self.resets = 0
+        self.verified = 0
         self.cache: list[list[int]] = [[] for _ in range(slots)]
         self.next: list[int] = [0] * slots
         self.prefills: list[int] = []
@@ -81,6 +82,26 @@ class FakeRunner:
                 self.next[slot] = self._choose(self.cache[slot], allowed[slot])
             tokens.append(self.next[slot] if position is not None else -1)
         return FakePending(StepOutput(tokens, [TokenLogprob(token, -0.5) for token in tokens]))
+
+    def verify(
+        self, positions: Sequence[int], drafts: Sequence[Sequence[int]], width: int
+    ) -> list[list[int]]:
+        self._maybe_fail()
+        self.verified += 1
+        found = []
+        for slot, (position, draft) in enumerate(zip(positions, drafts, strict=True)):
+            assert len(draft) <= width and len(self.cache[slot]) >= position
+            cache = self.cache[slot]
+            cache[position:] = [self.next[slot]]
+            tokens = [self._rule(cache)]
+            for guess in draft:
+                if guess != tokens[-1]:
+                    break
+                cache.append(guess)
+                tokens.append(self._rule(cache))
+            self.next[slot] = tokens[-1]
+            found.append(tokens)
+        return found
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         assert tokens <= len(self.cache[source])

@@ -10,6 +10,7 @@ from emlxd.worker.engine import Engine, Runner
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
 from emlxd.worker.sequence import LogprobQueue, Matcher, Sequence
+from emlxd.worker.speculation import PromptLookup
 from tests.worker.fakes import FakeRunner, Rule
 
 
@@ -66,11 +67,21 @@ class Output:
 class Drive:
     """An engine on any runner; ``eos`` are the ids that end an answer. Time is counted in steps."""
 
-    def __init__(self, runner: Runner, *, slots: int, chunk: int = 64, eos: Set[int] = frozenset()) -> None:
+    def __init__(
+        self, runner: Runner, *, slots: int, chunk: int = 64, eos: Set[int] = frozenset(), max_draft: int = 0
+    ) -> None:
+        self.max_draft = max_draft
         self.slots = slots
         self.scheduler = Scheduler(slots=slots, prefill_chunk=chunk)
         self.now = 0.0
-        self.engine = Engine(runner, self.scheduler, PrefillPacer(1.0), Post(), lambda: self.now)  # type: ignore[arg-type]
+        self.engine = Engine(
+            runner,
+            self.scheduler,
+            PrefillPacer(1.0),
+            Post(),  # type: ignore[arg-type]
+            lambda: self.now,
+            max_draft,
+        )
         self._eos = eos
 
     def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> Listener:
@@ -81,6 +92,7 @@ class Drive:
         ]
         for answer in answers:
             answer.matcher = matcher
+            answer.lookup = PromptLookup(self.max_draft) if self.max_draft else None
             if request.sampling.logprobs is not None:
                 answer.logprobs = LogprobQueue(Output())  # type: ignore[arg-type]
             answer.leader = None if answer is answers[0] else answers[0]
@@ -115,7 +127,14 @@ class Harness(Drive):
     """The same on a fake runner: ``rule`` gives the next token."""
 
     def __init__(
-        self, rule: Rule, *, slots: int = 4, chunk: int = 64, eos: Set[int] = frozenset({0}), blocks: int = 0
+        self,
+        rule: Rule,
+        *,
+        slots: int = 4,
+        chunk: int = 64,
+        eos: Set[int] = frozenset({0}),
+        blocks: int = 0,
+        max_draft: int = 0,
     ) -> None:
         self.runner = FakeRunner(slots, rule, blocks=blocks)
-        super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos)
+        super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos, max_draft=max_draft)

@@ -172,6 +172,18 @@ def test_a_prompt_is_scored_and_nothing_generated() -> None:
         assert end.usage.completion_tokens == 0
 
 
+def test_text_that_repeats_itself_takes_fewer_steps() -> None:
+    words = [5, 6, 7, 8, 9, 10, 11]
+    harness = Harness(lambda tokens: words[len(tokens) % 7], max_draft=4)
+    listener = harness.submit(request(1, [1], max_tokens=70))
+    steps = 0
+    while not harness.engine.idle:
+        harness.step()
+        steps += 1
+    assert [int(word) for word in listener.text.split()] == [words[(1 + n) % 7] for n in range(70)]
+    assert harness.runner.verified and steps < 40
+
+
 class OnlyOdd:
     """A grammar: five odd numbers."""
 
@@ -237,11 +249,16 @@ arrivals = st.lists(
     slots=st.integers(1, 6),
     chunk=st.sampled_from([16, 33, 64]),
     blocks=st.sampled_from([0, 2, 16]),
+    max_draft=st.sampled_from([0, 3]),
 )
 def test_any_traffic_gives_everyone_their_own_answer(
-    arrivals: list[tuple[int, list[int], int, int | None]], slots: int, chunk: int, blocks: int
+    arrivals: list[tuple[int, list[int], int, int | None]],
+    slots: int,
+    chunk: int,
+    blocks: int,
+    max_draft: int,
 ) -> None:
-    harness = Harness(rule, slots=slots, chunk=chunk, blocks=blocks)
+    harness = Harness(rule, slots=slots, chunk=chunk, blocks=blocks, max_draft=max_draft)
     listeners = {}
     cancelled = set()
     step = 0

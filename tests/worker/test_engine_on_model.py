@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from emlxd.core import GenerateRequest, PromptScored, SamplingParams, TextPiece
 from emlxd.errors import ServerFault
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
+from emlxd.worker.speculation import PromptLookup
 from tests.graph import tiny
 from tests.worker.harness import Drive, Listener
 
@@ -136,6 +137,34 @@ def test_a_masked_step_computes_what_a_plain_one_does(drive: Drive) -> None:
     ]
     drive.run()
     assert [listener.text for listener in masked] == plain
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.7, top_p=0.9, seed=3)])
+def test_checked_drafts_give_the_tokens_of_plain_steps(
+    drive: Drive, runner: MlxRunner, params: SamplingParams
+) -> None:
+    prompts = [PROMPTS[0] * 3, PROMPTS[1] * 2]
+    plain = [solo(drive, prompt, params) for prompt in prompts]
+    # What is drafted is the answer itself, broken now and then, so that drafts are right and wrong in turn.
+    texts = [[*prompt, *map(int, text.split())] for prompt, text in zip(prompts, plain, strict=True)]
+    drafting = Drive(runner, slots=SLOTS, max_draft=4)
+    listeners = [drafting.submit(request(f"d{n}", prompt, params)) for n, prompt in enumerate(prompts)]
+    drafting.step()
+    for sequence, text in zip(drafting.scheduler.running, texts, strict=True):
+        sequence.lookup = Oracle(text)
+    drafting.run()
+    assert [listener.text for listener in listeners] == plain
+
+
+class Oracle(PromptLookup):
+    """Drafts the true text, with every fifth token wrong."""
+
+    def __init__(self, text: list[int]) -> None:
+        super().__init__(4)
+        self._text = [token if place % 5 else 319 - token for place, token in enumerate(text)]
+
+    def propose(self, tokens: Sequence[int]) -> list[int]:
+        return self._text[len(tokens) : len(tokens) + 4]
 
 
 def test_no_end_token_before_its_time(drive: Drive) -> None:
