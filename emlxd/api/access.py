@@ -9,13 +9,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
 
 from quart import Quart, Response, request
 
 from emlxd.config import ServerSettings, Settings
 from emlxd.errors import AuthenticationFailed, PermissionDenied, UserError
 
-OPEN = frozenset({"/health", "/ready"})  # for supervisors: they tell nothing that needs a key
+# For supervisors, and the page, which asks for the key: they tell nothing that needs one.
+OPEN = frozenset({"/health", "/ready", "/", "/web/<name>"})
 ADMIN = "/admin"
 PREFLIGHT_SECONDS = 600
 
@@ -35,7 +37,7 @@ def install(app: Quart, settings: Settings) -> None:
             if rule not in unguarded:
                 _check_key(keys)
         elif rule.startswith(ADMIN):
-            _check_operator(None if origin in origins else origin)
+            _check_operator(None if origin in origins or origin == _own_origin() else origin)
         return None
 
     async def allow_origin(response: Response) -> Response:
@@ -89,8 +91,18 @@ def _check_operator(foreign_origin: str | None) -> None:
     """Without keys, operating is for this machine, but not for web pages that are open on it."""
     if foreign_origin is not None:
         raise PermissionDenied("Web pages may not operate this server.")
-    if not _is_loopback(request.remote_addr or ""):
+    # A page of the web can have its own name point to this machine: then only the Host tells.
+    if not (_is_loopback(request.remote_addr or "") and _is_loopback(_host_name())):
         raise PermissionDenied("Without API keys, only the server's own machine may operate it.")
+
+
+def _own_origin() -> str:
+    """What a browser sends as the Origin of the server's own page."""
+    return f"{request.scheme}://{request.host}"
+
+
+def _host_name() -> str:
+    return (urlsplit(f"//{request.host}").hostname or "").replace("localhost", "127.0.0.1")
 
 
 def _is_loopback(address: str) -> bool:

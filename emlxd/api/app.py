@@ -5,19 +5,37 @@ from __future__ import annotations
 from quart import Quart, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
-from emlxd.api import access, chat, completions, embeddings, errors, health, models, tokenization
+from emlxd.api import (
+    access,
+    admin,
+    chat,
+    completions,
+    embeddings,
+    errors,
+    health,
+    messages,
+    models,
+    page,
+    tokenization,
+)
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
-from emlxd.api.surface import Registry, Services
+from emlxd.api.surface import Operator, Registry, Services
 from emlxd.config import Settings
 from emlxd.metrics import Metrics
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
-FAMILIES = (chat, completions, embeddings, tokenization, models, health)
+FAMILIES = (chat, completions, messages, embeddings, tokenization, models, health, page)
 
 
-def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: Drain | None = None) -> Quart:
-    """``drain`` is given by who wants to end the server gracefully.
+def create_app(
+    registry: Registry,
+    settings: Settings,
+    metrics: Metrics,
+    drain: Drain | None = None,
+    operator: Operator | None = None,
+) -> Quart:
+    """``drain`` is given by who wants to end the server gracefully, ``operator`` by who has /admin.
 
     Raises UserError if the file of keys cannot be read.
     """
@@ -34,6 +52,8 @@ def create_app(registry: Registry, settings: Settings, metrics: Metrics, drain: 
     app.url_map.merge_slashes = False  # and so would the one from //v1/models
     for family in FAMILIES:
         app.register_blueprint(family.routes(services))
+    if operator is not None:
+        app.register_blueprint(admin.routes(services, operator))
     app.before_request(_note_route)
     access.install(app, settings)
     app.before_request(_answer_options)

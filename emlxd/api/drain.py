@@ -13,6 +13,10 @@ class Drain:
         self._running: set[Generation] = set()
         self._started = False
 
+    @property
+    def started(self) -> bool:
+        return self._started
+
     def start(self) -> None:
         """Refuse new generations from now on."""
         self._started = True

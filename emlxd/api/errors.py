@@ -1,4 +1,4 @@
-"""Every exception becomes OpenAI's error body here, and nowhere else.
+"""Every exception becomes an error body here, and nowhere else: OpenAI's, or Anthropic's on its routes.
 
 | exception                         | status | answer                                     |
 |-----------------------------------|--------|--------------------------------------------|
@@ -41,8 +41,31 @@ def error_object(error: EmlxdError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_bytes(error: EmlxdError) -> bytes:
-    return orjson.dumps(error_object(error))
+def anthropic_error(error: EmlxdError) -> dict[str, Any]:
+    """Anthropic's error body."""
+    _, kind = anthropic_kind(error)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def anthropic_kind(error: EmlxdError) -> tuple[int, str]:
+    """The status and the type that Anthropic's API has for ``error``."""
+    kinds = {
+        401: (401, "authentication_error"),
+        403: (403, "permission_error"),
+        404: (404, "not_found_error"),
+        413: (413, "request_too_large"),
+        429: (429, "rate_limit_error"),
+        503: (529, "overloaded_error"),
+    }
+    fallback = (error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return kinds.get(error.status, fallback)
+
+
+def status_and_body(error: EmlxdError, path: str) -> tuple[int, bytes]:
+    """The answer for ``error`` in the shape of the API that ``path`` belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_kind(error)[0], orjson.dumps(anthropic_error(error))
+    return error.status, orjson.dumps(error_object(error))
 
 
 def translate(exception: Exception) -> EmlxdError:
@@ -85,7 +108,8 @@ def install(app: Quart) -> None:
     async def answer(exception: Exception) -> Response:
         error = translate(exception)
         await _swallow_body()
-        response = Response(error_bytes(error), error.status, content_type="application/json")
+        status, body = status_and_body(error, request.path)
+        response = Response(body, status, content_type="application/json")
         if isinstance(exception, WerkzeugMethodNotAllowed):
             response.headers["Allow"] = ", ".join(sorted({*(exception.valid_methods or ()), "OPTIONS"}))
         if isinstance(error, QueueFull | Unavailable):

@@ -26,7 +26,7 @@ from hypercorn.typing import (
 )
 from quart import request
 
-from emlxd.api.errors import error_bytes, translate
+from emlxd.api.errors import status_and_body, translate
 from emlxd.errors import RouteNotFound
 from emlxd.log import bind_request
 from emlxd.metrics import Metrics
@@ -88,7 +88,9 @@ class ExchangeMiddleware:
         async def noting_send(event: ASGISendEvent) -> None:
             if event["type"] == "http.response.start":
                 exchange.status = event["status"]
-                event["headers"] = [*event["headers"], (b"x-request-id", exchange.id.encode())]
+                id = exchange.id.encode()
+                # Anthropic's clients look for the second.
+                event["headers"] = [*event["headers"], (b"x-request-id", id), (b"request-id", id)]
             await send(event)
 
         try:
@@ -96,7 +98,7 @@ class ExchangeMiddleware:
         except Exception as exception:
             if exchange.status is not None:
                 raise
-            await _send_error(noting_send, exception)
+            await _send_error(noting_send, scope["path"], exception)
 
     def _finish(self, exchange: Exchange, scope: HTTPScope) -> None:
         status = exchange.status or CLIENT_CLOSED
@@ -112,20 +114,16 @@ class ExchangeMiddleware:
         )
 
 
-async def _send_error(send: ASGISendCallable, exception: Exception) -> None:
+async def _send_error(send: ASGISendCallable, path: str, exception: Exception) -> None:
     """Answer for an error that Quart did not: one in its own handling of the request."""
-    error = translate(exception)
-    body = error_bytes(error)
-    await send({"type": "http.response.start", "status": error.status, "headers": _json_headers(body)})
+    status, body = status_and_body(translate(exception), path)
+    await send({"type": "http.response.start", "status": status, "headers": _json_headers(body)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _refuse_websocket(path: str, send: ASGISendCallable) -> None:
-    error = RouteNotFound(f"No websocket at {path}.")
-    body = error_bytes(error)
-    await send(
-        {"type": "websocket.http.response.start", "status": error.status, "headers": _json_headers(body)}
-    )
+    status, body = status_and_body(RouteNotFound(f"No websocket at {path}."), path)
+    await send({"type": "websocket.http.response.start", "status": status, "headers": _json_headers(body)})
     await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 

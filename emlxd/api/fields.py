@@ -33,6 +33,26 @@ class Body(BaseModel):
     refused: ClassVar[Refusals] = {}
 
 
+def kind_tag(value: Any) -> str:
+    """For a list of objects told apart by ``type``: the tag of one. Errors leave it out of a field's name."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>"
+
+
+def known_kind(*kinds: str) -> BeforeValidator:
+    """A check that an object's type is one of ``kinds``."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("object_type", "expected an object")
+        if value.get("type") not in kinds:
+            problem = f"type {value.get('type')!r} is not supported, expected {' or '.join(kinds)}"
+            raise PydanticCustomError("kind", "{problem}", {"problem": problem})
+        return value
+
+    return BeforeValidator(check)
+
+
 def field_error(field: str, problem: str) -> PydanticCustomError:
     """For a check of several fields: the one at fault and what is wrong with it."""
     return PydanticCustomError("together", "{problem}", {"field": field, "problem": problem})
@@ -163,6 +183,8 @@ def _refuse(data: Mapping[str, Any], refused: Refusals) -> None:
 
 
 def _same(value: Any, nothing: Any) -> bool:
+    if isinstance(value, dict):
+        value = {key: inner for key, inner in value.items() if inner is not None}
     # In Python False == 0, in JSON it is not.
     return bool(value == nothing) and isinstance(value, bool) == isinstance(nothing, bool)
 
@@ -190,7 +212,8 @@ def request_error(detail: ErrorDetails) -> RequestError:
 
 def _path(loc: Sequence[int | str]) -> str:
     """``("messages", 0, "content")`` as ``messages[0].content``."""
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
+    named = (step for step in loc if not str(step).startswith("<"))
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in named)
     return path.removeprefix(".")
 
 

@@ -11,11 +11,16 @@ from emlxd.api.render import Renderer, json_response
 from emlxd.api.sse import stream_response
 
 
-async def respond(renderer: Renderer, runs: Sequence[Run], *, stream: bool, heartbeat: float) -> Response:
-    """Raises what a generation failed with, unless the client streams and has its headers already."""
+async def respond(
+    renderer: Renderer, runs: Sequence[Run], *, stream: bool, heartbeat: float, named: bool = False
+) -> Response:
+    """Raises what a generation failed with, unless the client streams and has its headers already.
+
+    ``named``: a stream's events have names.
+    """
     events = Events(runs)
     if stream:
-        return stream_response(renderer, events, heartbeat)
+        return stream_response(renderer, events, heartbeat, named=named)
     renderer.start()
     async for prompt, event in events:
         renderer.event(prompt, event)

@@ -24,10 +24,17 @@ def data_frame(value: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def stream_response(
-    renderer: Renderer, events: Events, heartbeat: float, *, frame: Frame = data_frame, last: bytes = DONE
-) -> Response:
-    """A response that sends each event as it comes. ``heartbeat`` in seconds, 0 for none."""
+def named_frame(value: Mapping[str, Any]) -> bytes:
+    """One event under the name of its type, as Anthropic's messages and OpenAI's responses have them."""
+    return f"event: {value['type']}\n".encode() + data_frame(value)
+
+
+def stream_response(renderer: Renderer, events: Events, heartbeat: float, *, named: bool) -> Response:
+    """A response that sends each event as it comes. ``heartbeat`` in seconds, 0 for none.
+
+    A stream of named events says itself when it is over, one of unnamed events ends with ``DONE``.
+    """
+    frame, last = (named_frame, b"") if named else (data_frame, DONE)
     response = Response(
         _frames(renderer, events, heartbeat, frame, last), content_type="text/event-stream; charset=utf-8"
     )

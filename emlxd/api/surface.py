@@ -87,6 +87,21 @@ class Registry(Protocol):
         """A worker that stays loaded while it is held. Raises ModelNotFound and Unavailable."""
 
 
+class Operator(Protocol):
+    """Sees and steers the daemon."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    async def reload(self, *, dry_run: bool) -> dict[str, list[str]]:
+        """What changed, or would, by kind of change. Raises EmlxdError if the configuration is refused."""
+
+    async def load(self, name: str) -> None:
+        """Raises ModelNotFound and Unavailable."""
+
+    def unload(self, name: str) -> None:
+        """Raises ModelNotFound and Unavailable."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What a route works with."""

@@ -16,7 +16,7 @@ import pytest
 
 from emlxd.config import ServerSettings, Settings
 from emlxd.metrics import Metrics
-from emlxd.server import Task, serve
+from emlxd.server import Front, Task, serve
 from tests.fakes import FakeRegistry, FakeWorker
 
 
@@ -51,7 +51,7 @@ async def start_server(
     registry, metrics, stop = registry or FakeRegistry(), Metrics(device="fake"), asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    task = asyncio.create_task(serve(settings, registry, metrics, listener, tasks=tasks, stop=stop))
+    task = asyncio.create_task(serve(settings, Front(registry, metrics), listener, tasks=tasks, stop=stop))
     try:
         yield Server(port, registry, metrics, stop, task)
     finally:

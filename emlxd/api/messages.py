@@ -1,0 +1,47 @@
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's API."""
+
+from __future__ import annotations
+
+from quart import Blueprint, Response
+
+from emlxd.api.body import read_object
+from emlxd.api.exchange import current_exchange
+from emlxd.api.fields import validate
+from emlxd.api.generate import lease, submit
+from emlxd.api.messages_render import MessageRenderer
+from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
+from emlxd.api.prompts import Prompt
+from emlxd.api.render import json_response
+from emlxd.api.respond import respond
+from emlxd.api.surface import Services, Worker
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("messages", __name__)
+    server = services.settings.server
+
+    @blueprint.post("/v1/messages")
+    async def create_message() -> Response:
+        body = validate(MessagesBody, await read_object(server.max_body_bytes))
+        worker = await lease(services, body.model)
+        prompt = await messages_prompt(worker, body)
+        runs = submit(services, worker, [prompt], body)
+        renderer = MessageRenderer(current_exchange().id, worker.name, len(prompt.tokens))
+        return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat, named=True)
+
+    @blueprint.post("/v1/messages/count_tokens")
+    async def count_tokens() -> Response:
+        body = validate(MessagesPrompt, await read_object(server.max_body_bytes))
+        worker = await lease(services, body.model)
+        return json_response({"input_tokens": len((await messages_prompt(worker, body)).tokens)})
+
+    return blueprint
+
+
+async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
+    tokens = await worker.encode_chat(
+        body.for_template(),
+        add_generation_prompt=not body.continues,
+        continue_final_message=body.continues,
+    )
+    return Prompt(tokens, "messages")

@@ -1,0 +1,182 @@
+"""The request bodies of Anthropic's /v1/messages, and their conversation in the words of chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, strings
+
+Json = dict[str, Any]
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+def _blocks(value: Any) -> Any:
+    """A string is one block of text."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+TextBlocks = Annotated[list[Annotated[TextBlock, known_kind("text")]], BeforeValidator(_blocks)]
+
+
+class ToolResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    """Thinking that only Anthropic's servers can read. The model goes on without it."""
+
+    type: Literal["redacted_thinking"]
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
+    Discriminator(kind_tag),
+    known_kind("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+]
+
+
+BLOCKS_OF = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+
+
+class Turn(Body):
+    role: Literal["user", "assistant"]
+    content: Annotated[list[Block], Field(min_length=1), BeforeValidator(_blocks)]
+
+    @model_validator(mode="after")
+    def _blocks_of_the_role(self) -> Turn:
+        for block in self.content:
+            if block.type not in BLOCKS_OF[self.role]:
+                raise field_error("content", f"a block of type '{block.type}' cannot come from '{self.role}'")
+        return self
+
+
+class MessagesPrompt(Body):
+    """What /v1/messages/count_tokens takes, and /v1/messages beside how to answer."""
+
+    refused: ClassVar[Refusals] = {
+        "container": (),
+        "context_management": (),
+        "mcp_servers": ([],),
+        "output_config": ({},),
+        "output_format": (),
+        "service_tier": ("auto", "standard_only"),
+        "speed": ("standard",),
+        "thinking": ({"type": "disabled"},),
+        "tool_choice": ({"type": "auto"}, {"type": "none"}),
+        "tools": ([],),
+    }
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: TextBlocks | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last turn is the beginning of the answer."""
+        last = self.messages[-1]
+        return last.role == "assistant" and isinstance(last.content[-1], TextBlock)
+
+    def for_template(self) -> list[Json]:
+        """The conversation in OpenAI's shape. Neighbouring turns of one role are one turn."""
+        messages = [{"role": "system", "content": _content(self.system)}] if self.system else []
+        for role, turns in groupby(self.messages, key=lambda turn: turn.role):
+            blocks = [block for turn in turns for block in turn.content]
+            messages += [_assistant_message(blocks)] if role == "assistant" else _user_messages(blocks)
+        return messages
+
+
+def _stop_sequences(value: Any) -> Any:
+    return strings(value)
+
+
+class MessagesBody(SamplingBody, MessagesPrompt):
+    refused: ClassVar[Refusals] = MessagesPrompt.refused
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_sequences: Annotated[list[str], BeforeValidator(_stop_sequences)] = Field(default=[])
+
+    @property
+    def token_limit(self) -> int:
+        return self.max_tokens
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        return self.stop_sequences
+
+
+def _assistant_message(blocks: Sequence[Any]) -> Json:
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [_tool_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    message: Json = {"role": "assistant", "content": _content(texts) if texts else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_call(block: ToolUseBlock) -> Json:
+    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _user_messages(blocks: Iterable[Any]) -> list[Json]:
+    """Each tool result is a message of its own, text between them too."""
+    messages: list[Json] = []
+    for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            messages.append({"role": "user", "content": _content(list(group))})
+        else:
+            messages += [_tool_message(block) for block in group if isinstance(block, ToolResultBlock)]
+    return messages
+
+
+def _tool_message(block: ToolResultBlock) -> Json:
+    """Chat templates know no failed calls, so the text says it."""
+    content = _content(block.content or [])
+    if block.is_error:
+        content = f"Error: {_text(block.content or [])}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _content(blocks: Sequence[TextBlock]) -> str | list[Json]:
+    if len(blocks) > 1:
+        return [{"type": "text", "text": block.text} for block in blocks]
+    return _text(blocks)
+
+
+def _text(blocks: Sequence[TextBlock]) -> str:
+    return "".join(block.text for block in blocks)
