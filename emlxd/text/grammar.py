@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -72,8 +72,11 @@ def embedded_schema(schema: Any) -> str:
 class Matcher:
     """Follows one sequence through a grammar."""
 
-    def __init__(self, matcher: LLMatcher, mask_bytes: int, param: str) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenize: Callable[[str], list[int]], mask_bytes: int, param: str
+    ) -> None:
         self._matcher = matcher
+        self._tokenize = tokenize
         self._mask_bytes = mask_bytes
         self._param = param
 
@@ -105,8 +108,13 @@ class Matcher:
             return False
         return self._matcher.consume_tokens(list(tokens))
 
+    def accepts_text(self, text: str) -> bool:
+        """Goes on by ``text``, if it is allowed, however the model cut it into tokens."""
+        tokens = self._tokenize(text)
+        return bool(tokens) and self.accepts(tokens)
+
     def copy(self) -> Matcher:
-        return Matcher(self._matcher.deep_copy(), self._mask_bytes, self._param)
+        return Matcher(self._matcher.deep_copy(), self._tokenize, self._mask_bytes, self._param)
 
     def _failure(self) -> InvalidGrammar | ServerFault:
         problem = _first_line(self._matcher.get_error())
@@ -117,13 +125,20 @@ class Matcher:
         return InvalidGrammar(f"'{self._param}' is too complex to be enforced: {problem}", param=self._param)
 
 
+def only(token: int, mask_bytes: int, mask: bytes | None = None) -> bytes:
+    """A mask that allows ``token``, and what ``mask`` allows."""
+    bits = bytearray(mask or bytes(mask_bytes))
+    bits[token >> 3] |= 1 << (token & 7)
+    return bytes(bits)
+
+
 class GrammarCompiler:
     """Compiles grammars for one model, and keeps the latest. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """``vocab_size`` is the width of the model's logits, which may exceed the tokenizer's."""
         self._vocabulary = _Vocabulary(tokenizer, vocab_size)
-        self._mask_bytes = (vocab_size + 31) // 32 * 4
+        self.mask_bytes = (vocab_size + 31) // 32 * 4
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -147,7 +162,7 @@ class GrammarCompiler:
         compiled = LLMatcher(self._vocabulary.tokenizer, _source(grammar), log_level=0, limits=_limits())
         if compiled.is_error():
             raise _translated(compiled.get_error(), grammar)
-        matcher = Matcher(compiled, self._mask_bytes, grammar.param)
+        matcher = Matcher(compiled, self._vocabulary.tokenize, self.mask_bytes, grammar.param)
         matcher.copy().mask()
         return matcher
 
@@ -168,7 +183,13 @@ class _Vocabulary:
         return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens whose bytes are exactly ``text``, as the model would write them where it can."""
+        """Tokens whose bytes are exactly ``text``, none of them special."""
+        ids = self.tokenize(text)
+        special = self._tokenizer.special_ids
+        return self._greedy(text.encode()) if not ids or special.intersection(ids) else ids
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens whose bytes are exactly ``text``, as the model writes them; none if there is no such way."""
         data = text.encode()
         for lead in ("", "\n"):  # some tokenizers put a space before a text
             ids = self._tokenizer.encode(lead + text, add_special_tokens=False)
@@ -176,6 +197,23 @@ class _Vocabulary:
                 if b"".join(self.tokens[id] for id in ids[start:]) == data:
                     return ids[start:]
         return []
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token each time."""
+        ids: list[int] = []
+        while data:
+            lengths = range(min(len(data), 64), 0, -1)
+            length = next((length for length in lengths if data[:length] in self._plain), 0)
+            if not length:
+                break
+            ids.append(self._plain[data[:length]])
+            data = data[length:]
+        return ids
+
+    @cached_property
+    def _plain(self) -> dict[bytes, int]:
+        special = self._tokenizer.special_ids
+        return {data: id for id, data in enumerate(self.tokens) if data and id not in special}
 
 
 def _source(grammar: Grammar) -> str:

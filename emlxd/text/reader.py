@@ -76,6 +76,11 @@ class Reader(ABC):
         """How many characters have been read."""
         return self._dropped + self._at
 
+    @property
+    def received(self) -> int:
+        """How many characters have come."""
+        return self._dropped + len(self._text)
+
     def drop(self) -> None:
         """Forgets the text that has been read: no rule goes back behind here."""
         self._dropped += self._at
