@@ -218,6 +218,15 @@ class PrefixCacheSettings(Section):
     )
 
 
+class QuantizeSettings(Section):
+    """How dense weights are quantised while they are loaded."""
+
+    bits: Literal[2, 3, 4, 5, 6, 8] = Field(default=4, description="Bits of a weight.")
+    group_size: Literal[32, 64, 128] = Field(
+        default=64, description="Weights that share a scale and an offset; smaller is more exact."
+    )
+
+
 class PromptLookupSettings(Section):
     max_draft: Whole = Field(default=8, ge=1, le=32, description="Tokens that are guessed at a time.")
 
@@ -252,6 +261,11 @@ class ModelDefaults(Section):
         default="auto",
         description="`keep` quantised weights as they are, or expand them to `dense` ones: more memory, and "
         "faster on some devices. `auto` takes the faster that fits.",
+    )
+    quantize: QuantizeSettings | None = Field(
+        default=None,
+        description="Quantise dense weights on load: less memory, less exact. Those that are quantised "
+        "already stay so, whatever `weights` says.",
     )
     compile: bool = Field(
         default=True, description="Compile the decode step. Off gives the same tokens, slower."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from emlxd import memory
@@ -9,16 +10,18 @@ from emlxd.config import MemorySettings, ModelSettings
 from emlxd.graph import device_memory
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
+from emlxd.graph.open import quantization_of
 from emlxd.memory import ComputeForm, Needs, Sizes
 
 
 def predict(settings: ModelSettings, path: Path) -> Needs:
     """The bytes that the model at ``path`` will take. Reads headers alone. Raises ModelFormatError."""
-    facts = measure(path)
+    quantize = quantization_of(settings)
+    facts = measure(path, quantize)
     here = current_device()
     form = ComputeForm(
         itemsize=here.dtype(settings.dtype).size,
-        keeps_quantized=here.keeps_quantized(settings.weights),
+        keeps_quantized=here.keeps_quantized("keep" if quantize else settings.weights),
         fused_attention=here.gpu,
     )
     sizes = Sizes(
@@ -33,6 +36,11 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
 def budget(settings: MemorySettings) -> int:
     """Bytes that all models may take together."""
     return memory.budget_bytes(settings.budget, device_memory.memory_total())
+
+
+def memory_use() -> dict[str, int]:
+    """What MLX holds in this process: ``active`` and ``peak`` bytes of arrays, ``cached`` for reuse."""
+    return asdict(device_memory.memory_use())
 
 
 def apply_limits(settings: MemorySettings) -> None:

@@ -19,6 +19,13 @@ _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 _PLAIN: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 
+KEPT_BITS: Final[Mapping[str, int]] = {
+    "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "IQ4_NL": 8, "IQ4_XS": 8,
+    "Q2_K": 8, "Q3_K": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
+}  # fmt: skip
+"""Bits of a weight where the tensor is not made dense; its groups have 32 of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """value = number * scale + bias: ``numbers`` uint8 [groups, size] below 2^bits, the rest [groups, 1]."""

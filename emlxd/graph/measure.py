@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import mlx.core as mx
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
+from emlxd.graph.gguf_blocks import KEPT_BITS
 from emlxd.graph.safetensors import open_safetensors
+from emlxd.graph.weights import Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,17 @@ class ModelFacts:
     max_position: int
 
 
-def measure(path: Path) -> ModelFacts:
-    """Reads the headers of a GGUF file or a model folder. Raises ModelFormatError."""
+def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
+    """Reads the headers of a GGUF file or a model folder. Raises ModelFormatError.
+
+    ``quantize`` is what dense weights will become.
+    """
     config = open_checkpoint(path).config
     spec = spec_of(config, str(path))
-    tensors = _of_folder(path, config) if path.is_dir() else map(_of_gguf, GgufFile(path).tensors.values())
+    if path.is_dir():
+        tensors = _of_folder(path, config, quantize)
+    else:
+        tensors = (_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
     attention = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     return ModelFacts(
         tensors=tuple(tensors),
@@ -61,15 +68,23 @@ def measure(path: Path) -> ModelFacts:
     )
 
 
-def _of_gguf(info: TensorInfo) -> StoredTensor:
-    values = math.prod(info.shape)
-    quantized = re.match(r"Q(\d)_", info.block.name)
-    if quantized is None:
+def _of_gguf(info: TensorInfo, quantize: Quantization | None) -> StoredTensor:
+    if info.block.name in KEPT_BITS:
+        quantize = Quantization(32, KEPT_BITS[info.block.name])
+    return _dense(info.shape, quantize)
+
+
+def _dense(shape: Sequence[int], quantize: Quantization | None) -> StoredTensor:
+    """A tensor that ``quantize`` changes, if it is a matrix that divides into groups."""
+    values = math.prod(shape)
+    if quantize is None or len(shape) < 2 or shape[-1] % quantize.group_size:
         return StoredTensor(values)
-    return StoredTensor(values, values * int(quantized[1]) // 8, 2 * values // info.block.weights)
+    return StoredTensor(values, values * quantize.bits // 8, 2 * values // quantize.group_size)
 
 
-def _of_folder(path: Path, config: Mapping[str, Any]) -> Iterator[StoredTensor]:
+def _of_folder(
+    path: Path, config: Mapping[str, Any], quantize: Quantization | None
+) -> Iterator[StoredTensor]:
     quantization = config.get("quantization") or {}
     for file in path.glob("*.safetensors"):
         tensors = open_safetensors(file)
@@ -77,7 +92,7 @@ def _of_folder(path: Path, config: Mapping[str, Any]) -> Iterator[StoredTensor]:
             stem, _, kind = name.rpartition(".")
             scales = tensors.get(f"{stem}.scales")
             if scales is None:
-                yield StoredTensor(tensor.size)
+                yield _dense(tensor.shape, quantize)
             elif kind == "weight":
                 yield _quantized(
                     tensor, scales, tensors.get(f"{stem}.biases"), _group_size(quantization, stem)

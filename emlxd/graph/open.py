@@ -12,6 +12,7 @@ from emlxd.graph.device import current_device
 from emlxd.graph.families import spec_of
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.runner import MlxRunner
+from emlxd.graph.weights import Quantization
 
 
 def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int] = ()) -> MlxRunner:
@@ -29,6 +30,7 @@ def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int]
         max_context=max_context,
         dtype=settings.dtype,
         weights=settings.weights,
+        quantize=quantization_of(settings),
         compile=settings.compile,
     )
     return MlxRunner(
@@ -39,3 +41,9 @@ def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int]
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
     )
+
+
+def quantization_of(settings: ModelSettings) -> Quantization | None:
+    """What dense weights become on load."""
+    wanted = settings.quantize
+    return Quantization(wanted.group_size, wanted.bits) if wanted else None

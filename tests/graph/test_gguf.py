@@ -21,9 +21,10 @@ from emlxd.graph.attention import Place
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.device import current_device
 from emlxd.graph.gguf import BLOCK_TYPES, GgufFile, TensorInfo
-from emlxd.graph.gguf_blocks import from_gguf
+from emlxd.graph.gguf_blocks import KEPT_BITS, from_gguf
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
+from emlxd.graph.weights import Quantization
 from tests.graph import tiny
 from tests.graph.tiny_families import BASE
 
@@ -59,7 +60,7 @@ def test_blocks_become_the_values_that_the_gguf_package_reads(name: str) -> None
     dense = np.array(from_gguf(info, raw, mx.float32).data)
     np.testing.assert_allclose(dense, expected, rtol=1e-6, atol=1e-6 * largest)
     kept = from_gguf(info, raw)
-    assert kept.quantization is not None and kept.quantization.group_size == 32
+    assert kept.quantization == Quantization(32, KEPT_BITS[name])
     exact = name not in ("Q2_K", "Q3_K", "Q6_K")  # groups of 16, which MLX has not
     np.testing.assert_allclose(
         np.array(kept.dense(mx.float32).data), expected, atol=(2e-3 if exact else 1e-2) * largest
