@@ -6,6 +6,7 @@ is delivered. Nothing here imports anything of emlxd but the errors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -216,6 +217,62 @@ class Failed:
     """The last event of a request that could not be completed."""
 
     error: EmlxdError
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How values were distributed: ``counts[i]`` of them up to ``bounds[i]``, and the last count above all.
+
+    ``total`` is the sum of the values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    def __add__(self, other: Distribution) -> Distribution:
+        counts = tuple(one + more for one, more in zip(self.counts, other.counts, strict=True))
+        return Distribution(self.bounds, counts, self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What a worker has done since it was started. ``traces`` are traced steps of the runner."""
+
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    traces: int
+    step_seconds: Distribution
+    step_batch_size: Distribution
+    inter_token_seconds: Distribution
+
+    def __add__(self, other: WorkerCounts) -> WorkerCounts:
+        """What two workers of one model have done together."""
+        return WorkerCounts(
+            self.prefix_query_tokens + other.prefix_query_tokens,
+            self.prefix_hit_tokens + other.prefix_hit_tokens,
+            self.traces + other.traces,
+            self.step_seconds + other.step_seconds,
+            self.step_batch_size + other.step_batch_size,
+            self.inter_token_seconds + other.inter_token_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """A started worker at one moment.
+
+    ``running`` and ``waiting`` count answers. ``kv_tokens`` of ``kv_capacity`` positions of its K/V cache
+    are written. ``memory`` is in bytes, by part.
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    kv_tokens: int
+    kv_capacity: int
+    memory: Mapping[str, int]
+    counts: WorkerCounts
 
 
 Event = PromptScored | TextPiece | Finished | Failed

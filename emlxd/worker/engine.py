@@ -12,6 +12,7 @@ from emlxd.core import Failed, TokenLogprob
 from emlxd.errors import EmlxdError
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
 from emlxd.worker.mailbox import Mailbox
+from emlxd.worker.meters import Meters
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.prefix_cache import PrefixCache
 from emlxd.worker.scheduler import Chunk, Scheduler
@@ -32,6 +33,14 @@ class Runner(Protocol):
 
     @property
     def blocks(self) -> int: ...
+    @property
+    def traces(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def prefix_cache_bytes(self) -> int: ...
     def prefill(self, rows: Rows[PrefillRow]) -> Pending: ...
     def decode(self, positions: Rows[int | None]) -> Pending: ...
     def forward(self, positions: Rows[int | None]) -> None: ...
@@ -81,6 +90,7 @@ class Engine:
         self._ended: list[Sequence] = []
         self._free_since = 0.0
         self.prefixes = PrefixCache(runner.blocks)
+        self.meters = Meters()
 
     @property
     def idle(self) -> bool:
@@ -95,6 +105,11 @@ class Engine:
     def waiting(self) -> int:
         """Answers that wait for a slot."""
         return len(self._scheduler.waiting)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions of the K/V cache that are written."""
+        return sum(sequence.written for sequence in self._scheduler.running.copy())
 
     @property
     def request_ids(self) -> list[str]:
@@ -145,6 +160,7 @@ class Engine:
             return False
         found = self._runner.verify([sequence.written for sequence in running], drafts, self._max_draft)
         now = self._free_since = self._now()
+        self.meters.step_batch_size.observe(len(drafts))
         for sequence, tokens in zip(running, found, strict=True):
             sequence.dispatched += len(tokens)
             if sequence.lookup:
@@ -225,6 +241,7 @@ class Engine:
             return
         positions = [row.position if row else None for row in rows]
         sequences = [row.sequence if row else None for row in rows]
+        self.meters.step_batch_size.observe(len(rows) - sequences.count(None))
         if any(sequence and sequence.matcher for sequence in sequences):
             # Masks depend on the tokens before: these are read while the device is at the forward pass.
             self._runner.forward(positions)
@@ -270,6 +287,9 @@ class Engine:
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         if not sequence.answer:
             sequence.clock.first_token = now
+        else:
+            self.meters.inter_token_seconds.observe(now - sequence.clock.last_token)
+        sequence.clock.last_token = now
         piece, reason = sequence.accept(token, logprob)
         if piece:
             self._mailbox.put(sequence.generation, piece)

@@ -45,6 +45,7 @@ class Clock:
     arrived: float = 0.0
     admitted: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

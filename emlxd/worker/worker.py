@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, SamplingParams
+from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, WorkerCounts, WorkerStats
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.detokenizer import Detokenizer
 from emlxd.text.output import OutputText
@@ -80,6 +80,7 @@ class Worker:
         # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
         self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{options.name}")
         self._engine: Engine | None = None
+        self._memory: Mapping[str, int] = {}
         self._heartbeat = time.monotonic()
         self._closing = False
 
@@ -105,6 +106,28 @@ class Worker:
     def heartbeat_age(self) -> float:
         """Seconds since the thread last began a step, or since now when it has nothing to do."""
         return 0.0 if self._engine is None or self._engine.idle else time.monotonic() - self._heartbeat
+
+    def stats(self) -> WorkerStats | None:
+        """How it stands, also after its end; None before its start is done. Waits for nobody."""
+        if (engine := self._engine) is None:
+            return None
+        meters, info = engine.meters, self.info
+        return WorkerStats(
+            running=engine.running,
+            waiting=engine.waiting,
+            slots=info.slots,
+            kv_tokens=engine.kv_tokens,
+            kv_capacity=info.slots * info.max_context,
+            memory=self._memory,
+            counts=WorkerCounts(
+                prefix_query_tokens=engine.prefixes.query_tokens,
+                prefix_hit_tokens=engine.prefixes.hit_tokens,
+                traces=meters.traces,
+                step_seconds=meters.step_seconds.read(),
+                step_batch_size=meters.step_batch_size.read(),
+                inter_token_seconds=meters.inter_token_seconds.read(),
+            ),
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""
@@ -207,10 +230,15 @@ class Worker:
             return
         scheduler = Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk)
         pacer = PrefillPacer(self._options.prefill_slice)
+        self._memory = {
+            "weights": model.runner.weight_bytes,
+            "kv_cache": model.runner.cache_bytes,
+            "prefix_cache": model.runner.prefix_cache_bytes,
+        }
+        self._model = model
         self._engine = Engine(
             model.runner, scheduler, pacer, self._mailbox, max_draft=self._options.max_draft
         )
-        self._model = model
         self._loaded.set_result(model)
         try:
             self._serve(self._engine)
@@ -228,8 +256,11 @@ class Worker:
             engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
 
     def _step(self, engine: Engine) -> None:
+        started = time.monotonic()
         try:
             engine.step()
+            engine.meters.step_seconds.observe(time.monotonic() - started)
+            engine.meters.traces = self._model.runner.traces
             if self._gate.contested:
                 engine.settle()
         except Exception as error:

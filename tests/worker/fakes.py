@@ -30,6 +30,8 @@ class FakeRunner:
         self.copied: list[int] = []
         self.resets = 0
         self.verified = 0
+        self.traces = 1
+        self.weight_bytes, self.cache_bytes, self.prefix_cache_bytes = 1000, 200, 30
         self.cache: list[list[int]] = [[] for _ in range(slots)]
         self.next: list[int] = [0] * slots
         self.prefills: list[int] = []

@@ -168,3 +168,29 @@ async def test_a_model_without_a_template_says_so(make_worker: MakeWorker) -> No
     await worker.start()
     with pytest.raises(RequestError, match="no chat template"):
         await worker.encode_chat([{"role": "user", "content": "abc"}])
+
+
+async def test_stats_say_what_happens(make_worker: MakeWorker, runner: GatedRunner) -> None:
+    worker = make_worker()
+    assert worker.stats() is None
+    await worker.start()
+    generations = [worker.submit(request(f"r{number}")) for number in range(3)]
+    runner.steps.release(2)
+    await anext(generations[0])
+    stats = worker.stats()
+    assert stats is not None
+    assert (stats.running, stats.waiting, stats.slots) == (2, 1, 2)
+    # Three of the prompt each and two of the answer, and one more if the thread is at the next step already.
+    assert 2 * (3 + 2) <= stats.kv_tokens <= 2 * (3 + 3)
+    assert stats.kv_capacity == 2 * 4096
+    assert stats.memory == {"weights": 1000, "kv_cache": 200, "prefix_cache": 30}
+    runner.steps.release(100)
+    for generation in generations:
+        await read(generation)
+    await worker.close()
+    counts = worker.stats().counts  # type: ignore[union-attr]
+    assert counts.prefix_query_tokens == 3 * 3
+    assert counts.traces == 1
+    assert sum(counts.inter_token_seconds.counts) == 3 * 3
+    assert counts.step_batch_size.total == 3 * 3
+    assert sum(counts.step_seconds.counts) > sum(counts.step_batch_size.counts)
