@@ -52,20 +52,26 @@ class SamplingParams:
 class Grammar:
     """What a text is held to: a JSON schema, a regular expression, or a grammar in llguidance's Lark.
 
+    "nested" is a list of llguidance's own, in JSON, whose first grammar refers to the others by name.
+
     ``param`` is the request's field that it came from, for errors.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "nested"]
     source: str
     param: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object."""
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object.
+
+    Where the schema cannot be enforced, a ``strict`` tool is refused, and another gets any object.
+    """
 
     name: str
     parameters: dict[str, Any]
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,17 @@ class GenerateRequest:
     prompt_logprobs: int | None = None
     chunking: Chunking = "word"
     shape: Shape = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text, or a pair of texts, for a model that reads all of it at once.
+
+    The second text of a pair begins at token ``second_at``; without one that is the end.
+    """
+
+    tokens: tuple[int, ...]
+    second_at: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,16 @@ def lark_grammar(source: str, param: str) -> Grammar:
     return Grammar("lark", _bounded(source, param), param)
 
 
+def nested_grammar(main: str, content: Grammar) -> Grammar:
+    """The Lark grammar ``main``, in which ``@content`` is ``content``."""
+    if content.kind == "lark":
+        part: dict[str, Any] = {"lark_grammar": content.source}
+    else:
+        part = json.loads(_source(content))["grammars"][0]
+    grammars = [{"lark_grammar": main}, part | {"name": "content"}]
+    return Grammar("nested", json.dumps({"grammars": grammars}), content.param)
+
+
 def embedded_schema(schema: Any) -> str:
     """A schema as part of a Lark grammar, with the same limit on white space."""
     return f"%json {json.dumps(_as_object(schema) | {'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
@@ -226,6 +236,8 @@ def _source(grammar: Grammar) -> str:
             raise _translated(str(error), grammar) from None
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
+    if grammar.kind == "nested":
+        return grammar.source
     return LLMatcher.grammar_from_lark(grammar.source)
 
 
