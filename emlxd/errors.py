@@ -6,6 +6,7 @@
     x AuthenticationFailed       401
     x PermissionDenied           403
     x ModelNotFound              404
+    x ResponseNotFound           404
     x RouteNotFound              404
     x MethodNotAllowed           405
     x RequestTimedOut            408
@@ -77,6 +78,15 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model '{name}' does not exist.", param="model")
+
+
+class ResponseNotFound(RequestError):
+    """The response was never kept, was deleted, or had to make room for newer ones."""
+
+    status = 404
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"Response with id '{id[:80]}' not found.", param="id")
 
 
 class RouteNotFound(RequestError):

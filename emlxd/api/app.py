@@ -16,6 +16,7 @@ from emlxd.api import (
     messages,
     models,
     page,
+    responses,
     tokenization,
 )
 from emlxd.api.drain import Drain
@@ -25,7 +26,7 @@ from emlxd.config import Settings
 from emlxd.metrics import Metrics
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
-FAMILIES = (chat, completions, messages, embeddings, tokenization, models, health, page)
+FAMILIES = (chat, completions, responses, messages, embeddings, tokenization, models, health, page)
 
 
 def create_app(

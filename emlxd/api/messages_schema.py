@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result
 from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, strings
-
-Json = dict[str, Any]
 
 
 class TextBlock(Body):
@@ -109,7 +108,7 @@ class MessagesPrompt(Body):
 
     def for_template(self) -> list[Json]:
         """The conversation in OpenAI's shape. Neighbouring turns of one role are one turn."""
-        messages = [{"role": "system", "content": _content(self.system)}] if self.system else []
+        messages = [said("system", _texts(self.system))] if self.system else []
         for role, turns in groupby(self.messages, key=lambda turn: turn.role):
             blocks = [block for turn in turns for block in turn.content]
             messages += [_assistant_message(blocks)] if role == "assistant" else _user_messages(blocks)
@@ -136,29 +135,22 @@ class MessagesBody(SamplingBody, MessagesPrompt):
         return self.stop_sequences
 
 
-def _assistant_message(blocks: Sequence[Any]) -> Json:
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
+def _assistant_message(blocks: Sequence[Block]) -> Json:
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [_tool_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    message: Json = {"role": "assistant", "content": _content(texts) if texts else None}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    calls = [
+        tool_call(block.id, block.name, orjson.dumps(block.input).decode())
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    return assistant(_texts(blocks), thoughts, calls)
 
 
-def _tool_call(block: ToolUseBlock) -> Json:
-    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
-
-
-def _user_messages(blocks: Iterable[Any]) -> list[Json]:
-    """Each tool result is a message of its own, text between them too."""
+def _user_messages(blocks: Sequence[Block]) -> list[Json]:
+    """Each tool result is a message of its own, and so is the text between them."""
     messages: list[Json] = []
     for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock)):
         if is_text:
-            messages.append({"role": "user", "content": _content(list(group))})
+            messages.append(said("user", _texts(list(group))))
         else:
             messages += [_tool_message(block) for block in group if isinstance(block, ToolResultBlock)]
     return messages
@@ -166,17 +158,9 @@ def _user_messages(blocks: Iterable[Any]) -> list[Json]:
 
 def _tool_message(block: ToolResultBlock) -> Json:
     """Chat templates know no failed calls, so the text says it."""
-    content = _content(block.content or [])
-    if block.is_error:
-        content = f"Error: {_text(block.content or [])}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    texts = _texts(block.content or [])
+    return tool_result(block.tool_use_id, ["Error: ", *texts] if block.is_error else texts)
 
 
-def _content(blocks: Sequence[TextBlock]) -> str | list[Json]:
-    if len(blocks) > 1:
-        return [{"type": "text", "text": block.text} for block in blocks]
-    return _text(blocks)
-
-
-def _text(blocks: Sequence[TextBlock]) -> str:
-    return "".join(block.text for block in blocks)
+def _texts(blocks: Sequence[Block]) -> list[str]:
+    return [block.text for block in blocks if isinstance(block, TextBlock)]

@@ -178,7 +178,11 @@ async def test_a_conversation_reaches_the_template(server: Server, claude: anthr
             ],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "42"},
-        {"role": "tool", "tool_call_id": "t2", "content": "Error: no disk"},
+        {
+            "role": "tool",
+            "tool_call_id": "t2",
+            "content": [{"type": "text", "text": "Error: "}, {"type": "text", "text": "no disk"}],
+        },
         {"role": "user", "content": "and?"},
     ]
     assert (chat["begins"], chat["continues"]) == (True, False)
@@ -264,7 +268,8 @@ async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient)
     body = {"model": "fake", "max_tokens": 9, "messages": HELLO}
     nothing = {
         "tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
-        "service_tier": "auto", "metadata": {"user_id": "a"}, "stop_sequences": None, "system": None, "no_such_field": 1,
+        "service_tier": "auto", "metadata": {"user_id": "a"}, "stop_sequences": None,
+        "system": None, "no_such_field": 1,
     }  # fmt: skip
     assert (await http.post(PATH, json=body | nothing)).status_code == 200
     nulls = dict.fromkeys([*MessagesBody.model_fields, *MessagesBody.refused])

@@ -1,0 +1,37 @@
+"""Messages as chat templates know them, which is OpenAI's chat shape, for the APIs that have another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def said(role: str, texts: Sequence[str]) -> Json:
+    return {"role": role, "content": content(texts)}
+
+
+def assistant(texts: Sequence[str], thoughts: Sequence[str], calls: Sequence[Json]) -> Json:
+    """All that an assistant thought, said and called in one turn."""
+    message: Json = {"role": "assistant", "content": content(texts) if texts else None}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def tool_call(id: str, name: str, arguments: str) -> Json:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_result(call_id: str, texts: Sequence[str]) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": content(texts)}
+
+
+def content(texts: Sequence[str]) -> str | list[Json]:
+    """Several texts stay apart: how to join them is the template's affair."""
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return "".join(texts)

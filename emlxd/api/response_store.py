@@ -1,0 +1,54 @@
+"""Responses that were kept, for the requests that go on from them. In memory, and not without bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from emlxd.api.logprobs import Json
+from emlxd.api.responses_schema import Item
+from emlxd.errors import ResponseNotFound
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response and the whole conversation up to its end, without instructions."""
+
+    response: Json
+    items: Sequence[Item]
+    size: int
+
+
+class ResponseStore:
+    """The newest responses; the oldest go when there are too many or they take too much."""
+
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, response: Json, items: Sequence[Item]) -> None:
+        size = len(orjson.dumps([response, [item.model_dump() for item in items]]))
+        self._kept[response["id"]] = Kept(response, items, size)
+        self._bytes += size
+        while self._bytes > self._max_bytes or len(self._kept) > self._max_responses:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.size
+
+    def get(self, id: str) -> Kept:
+        """Raises ResponseNotFound."""
+        if id not in self._kept:
+            raise ResponseNotFound(id)
+        return self._kept[id]
+
+    def delete(self, id: str) -> None:
+        """Raises ResponseNotFound."""
+        self._bytes -= self.get(id).size
+        del self._kept[id]

@@ -1,0 +1,95 @@
+"""POST /v1/responses, and what was kept of it: GET and DELETE /v1/responses/{id}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quart import Blueprint, Response
+
+from emlxd.api.body import read_object
+from emlxd.api.exchange import current_exchange
+from emlxd.api.fields import validate
+from emlxd.api.generate import lease, sampling_params, submit
+from emlxd.api.logprobs import Json
+from emlxd.api.prompts import Prompt
+from emlxd.api.render import json_response
+from emlxd.api.respond import respond
+from emlxd.api.response_store import ResponseStore
+from emlxd.api.responses_render import Keep, ResponseRenderer
+from emlxd.api.responses_schema import ITEMS, Item, ResponsesBody, template_messages
+from emlxd.api.surface import Services, Worker
+from emlxd.errors import RequestError, ResponseNotFound
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("responses", __name__)
+    server = services.settings.server
+    store = ResponseStore()
+
+    @blueprint.post("/v1/responses")
+    async def create_response() -> Response:
+        body = validate(ResponsesBody, await read_object(server.max_body_bytes))
+        worker = await lease(services, body.model)
+        items = [*_earlier_items(store, body), *body.input]
+        tokens = await worker.encode_chat(template_messages(body.instructions, items))
+        runs = submit(services, worker, [Prompt(tokens, "input")], body)
+        renderer = ResponseRenderer(
+            current_exchange().id.removeprefix("req_"),
+            response_head(worker, body),
+            None if body.likeliest is None else worker.tokenizer,
+            None if body.store is False else _keep_in(store, items),
+        )
+        return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat, named=True)
+
+    @blueprint.get("/v1/responses/<id>")
+    async def retrieve_response(id: str) -> Response:
+        return json_response(store.get(id).response)
+
+    @blueprint.delete("/v1/responses/<id>")
+    async def delete_response(id: str) -> Response:
+        store.delete(id)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    return blueprint
+
+
+def response_head(worker: Worker, body: ResponsesBody) -> Json:
+    """What a response repeats of its request, with the values that defaults came to."""
+    sampling = sampling_params(worker.info, body)
+    return {
+        "model": worker.name,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "text": {"format": {"type": "text"}},
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "truncation": "disabled",
+        "background": False,
+    }
+
+
+def _earlier_items(store: ResponseStore, body: ResponsesBody) -> Sequence[Item]:
+    """The conversation that the request goes on with. Raises RequestError if it was not kept."""
+    if body.previous_response_id is None:
+        return []
+    try:
+        return store.get(body.previous_response_id).items
+    except ResponseNotFound as error:
+        raise RequestError(
+            error.message, param="previous_response_id", code="previous_response_not_found"
+        ) from None
+
+
+def _keep_in(store: ResponseStore, items: Sequence[Item]) -> Keep:
+    def keep(response: Json) -> None:
+        store.keep(response, [*items, *ITEMS.validate_python(response["output"])])
+
+    return keep

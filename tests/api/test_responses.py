@@ -1,0 +1,321 @@
+"""POST /v1/responses through OpenAI's own client, held to its types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import TypeAdapter
+
+from emlxd.api.response_store import ResponseStore
+from emlxd.api.responses_schema import ITEMS, ResponsesBody
+from emlxd.errors import QueueFull, ResponseNotFound, ServerFault
+from tests.api.conftest import Server
+from tests.api.strict import assert_known_fields
+from tests.api.test_errors import error_of
+from tests.api.wire import connect
+
+SAID = "one two three four five six"
+PATH = "/v1/responses"
+
+
+async def ask(client: openai.AsyncOpenAI, given: Any = "hi", **fields: Any) -> Response:
+    answer: Response = await client.responses.create(model="fake", input=given, **fields)
+    assert_known_fields(answer)
+    Response.model_validate(answer.model_dump(), strict=True)
+    return answer
+
+
+async def events_of(server: Server, **fields: Any) -> list[Any]:
+    """The stream's events, their framing, numbers and types checked."""
+    async with connect(server.port) as wire:
+        await wire.post(PATH, {"model": "fake", "input": "hi", "stream": True} | fields)
+        assert (await wire.head())[0] == 200
+        *frames, end = (await wire.body()).decode().split("\n\n")
+    assert end == ""
+    events = []
+    for number, frame in enumerate(frames):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == number
+        found: Any = TypeAdapter(ResponseStreamEvent).validate_python(event)
+        assert_known_fields(found)
+        events.append(event)
+    return events
+
+
+async def test_whole_response(client: openai.AsyncOpenAI) -> None:
+    answer = await ask(client, metadata={"a": "b"}, instructions="be brief", temperature=0.5)
+    assert answer.id.startswith("resp_") and answer.object == "response"
+    assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
+    assert (answer.model, answer.output_text) == ("org/fake-1b", SAID)
+    assert (answer.metadata, answer.instructions) == ({"a": "b"}, "be brief")
+    assert (answer.temperature, answer.top_p, answer.parallel_tool_calls) == (0.5, 0.9, True)
+    (item,) = answer.output
+    assert item.type == "message" and item.id.startswith("msg_") and item.status == "completed"
+    (part,) = item.content
+    assert part.type == "output_text" and (part.annotations, part.logprobs) == ([], [])
+    usage = answer.usage
+    assert usage is not None
+    prompt = len("system:be brief\nuser:hi\n")
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (prompt, 6, prompt + 6)
+    assert usage.input_tokens_details.cached_tokens == 1
+    assert usage.output_tokens_details.reasoning_tokens == 0
+
+
+async def test_chain_of_events(server: Server, client: openai.AsyncOpenAI) -> None:
+    events = await events_of(server)
+    names = [event["type"].removeprefix("response.") for event in events]
+    assert names == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 6,
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert (events[0]["response"]["status"], events[0]["response"]["output"]) == ("in_progress", [])
+    added, part = events[2]["item"], events[3]["part"]
+    assert (added["status"], added["content"], part["text"]) == ("in_progress", [], "")
+    assert "".join(event.get("delta", "") for event in events) == SAID
+    assert {event["item_id"] for event in events if "item_id" in event} == {added["id"]}
+    assert events[-4]["text"] == SAID and events[-2]["item"]["content"][0]["text"] == SAID
+    whole = await ask(client)
+    final = Response.model_validate(events[-1]["response"])
+    same = {"status", "usage", "output_text", "incomplete_details", "temperature"}
+    assert final.model_dump(include=same) == whole.model_dump(include=same)
+    assert final.output_text == SAID
+
+
+async def test_the_sdk_streams(client: openai.AsyncOpenAI) -> None:
+    async with client.responses.stream(model="fake", input="hi") as stream:
+        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        final = await stream.get_final_response()
+    assert text == final.output_text == SAID
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_cut_off_response_is_incomplete(
+    server: Server, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    if streams:
+        *_, item, last = await events_of(server, max_output_tokens=2)
+        assert (last["type"], item["item"]["status"]) == ("response.incomplete", "incomplete")
+        answer = Response.model_validate(last["response"])
+    else:
+        answer = await ask(client, max_output_tokens=2)
+    assert (answer.status, answer.output_text) == ("incomplete", "one two")
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_no_text_is_an_empty_message(server: Server, client: openai.AsyncOpenAI) -> None:
+    server.worker.words = []
+    assert (await ask(client)).output_text == ""
+    names = [event["type"] for event in await events_of(server)]
+    assert names.count("response.output_item.added") == names.count("response.output_item.done") == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(ServerFault("broken"), "server_error"), (QueueFull("full"), "rate_limit_exceeded")]
+)
+async def test_failure_in_mid_stream(server: Server, failure: Any, code: str) -> None:
+    server.worker.failure, server.worker.fail_after = failure, 2
+    *_, error, failed = await events_of(server)
+    assert (error["type"], error["message"]) == ("error", failure.message)
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": code, "message": failure.message}
+
+
+async def test_logprobs(server: Server, client: openai.AsyncOpenAI) -> None:
+    answer = await ask(client, include=["message.output_text.logprobs"], top_logprobs=2)
+    (item,) = answer.output
+    assert item.type == "message" and item.content[0].type == "output_text"
+    entries = item.content[0].logprobs or []
+    assert "".join(entry.token for entry in entries) == SAID
+    assert [len(entry.top_logprobs) for entry in entries] == [2] * len(SAID)
+    events = await events_of(server, include=["message.output_text.logprobs"])
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            assert "".join(entry["token"] for entry in event["logprobs"]) == event["delta"]
+    assert len(events[-1]["response"]["output"][0]["content"][0]["logprobs"]) == len(SAID)
+
+
+async def test_items_reach_the_template(server: Server, client: openai.AsyncOpenAI) -> None:
+    """What an assistant thought, said and called is one message; calls and their results are not lost."""
+    await ask(
+        client,
+        [
+            {"role": "developer", "content": "be kind"},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+            },
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "wait", "annotations": []}],
+            },
+            {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}'},
+            {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "42"},
+            {
+                "type": "function_call_output",
+                "call_id": "c2",
+                "output": [{"type": "input_text", "text": "7"}],
+            },
+            {"role": "user", "content": "go on"},
+        ],
+        instructions="be brief",
+    )
+    calls = [("c1", "f", '{"x":1}'), ("c2", "g", "{}")]
+    assert server.worker.chats[-1]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": "wait",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in calls
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        {"role": "tool", "tool_call_id": "c2", "content": "7"},
+        {"role": "user", "content": "go on"},
+    ]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_response_is_kept_and_gone_on_from(
+    server: Server, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    if streams:
+        first = Response.model_validate((await events_of(server, instructions="once"))[-1]["response"])
+    else:
+        first = await ask(client, instructions="once")
+    kept = await client.responses.retrieve(first.id)
+    assert kept.model_dump() == first.model_dump()
+    second = await ask(client, "more", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    third = await ask(client, "and more", previous_response_id=second.id)
+    assert server.worker.chats[-1]["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": SAID},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": SAID},
+        {"role": "user", "content": "and more"},
+    ]
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
+    assert (await client.responses.retrieve(third.id)).id == third.id
+
+
+async def test_what_is_not_kept(server: Server, client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    private = await ask(client, store=False)
+    for id in [private.id, "resp_none"]:
+        assert error_of(await http.get(f"{PATH}/{id}"), 404)["param"] == "id"
+        assert error_of(await http.delete(f"{PATH}/{id}"), 404)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, previous_response_id=id)
+        assert (caught.value.code, caught.value.param) == (
+            "previous_response_not_found",
+            "previous_response_id",
+        )
+
+
+def test_the_store_has_bounds() -> None:
+    items = ITEMS.validate_python([{"role": "user", "content": "x" * 1000}])
+    few = ResponseStore(max_responses=2)
+    for number in range(3):
+        few.keep({"id": str(number)}, items)
+    with pytest.raises(ResponseNotFound):
+        few.get("0")
+    assert few.get("1").items == few.get("2").items == items
+    small = ResponseStore(max_bytes=2500)
+    for number in range(3):
+        small.keep({"id": str(number)}, items)
+    with pytest.raises(ResponseNotFound):
+        small.get("0")
+    small.delete("1")
+    small.keep({"id": "3"}, items)
+    assert small.get("2") and small.get("3")
+    small.keep({"id": "4", "text": "x" * 5000}, items)
+    with pytest.raises(ResponseNotFound):
+        small.get("4")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+        ({"input": [{"type": "file_search_call", "id": "a"}]}, "input[0]"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input[0].arguments"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"instructions": 7}, "instructions"),
+        ({"input": "x" * 2000}, "input"),
+    ],
+)  # fmt: skip
+async def test_bad_requests(http: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:
+    error = error_of(await http.post(PATH, json={"model": "fake", "input": "hi"} | fields), 400)
+    assert error["param"] == param
+
+
+WITHOUT_EFFECT = {
+    "access_programs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "stream_options", "user",
+}  # fmt: skip
+
+
+def test_every_field_of_openai_has_a_place() -> None:
+    fields = set(ResponseCreateParamsBase.__annotations__)
+    assert fields - set(ResponsesBody.model_fields) - set(ResponsesBody.refused) == WITHOUT_EFFECT
+
+
+async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient) -> None:
+    body = {"model": "fake", "input": "hi"}
+    nothing = {
+        "tools": [], "tool_choice": "auto", "reasoning": {"effort": None}, "truncation": "disabled",
+        "text": {"format": {"type": "text"}, "verbosity": None}, "background": False, "include": [],
+        "service_tier": "auto", "user": "me", "no_such_field": 1,
+    }  # fmt: skip
+    assert (await http.post(PATH, json=body | nothing)).status_code == 200
+    nulls = dict.fromkeys([*ResponsesBody.model_fields, *ResponsesBody.refused])
+    assert (await http.post(PATH, json=nulls | body)).status_code == 200
