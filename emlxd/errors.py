@@ -6,6 +6,7 @@
     x AuthenticationFailed       401
     x PermissionDenied           403
     x ModelNotFound              404
+    x RequestNotFound            404
     x ResponseNotFound           404
     x RouteNotFound              404
     x MethodNotAllowed           405
@@ -78,6 +79,15 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model '{name}' does not exist.", param="model")
+
+
+class RequestNotFound(RequestError):
+    """The request has ended, or never was."""
+
+    status = 404
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"No request with id '{id[:80]}' is running.", param="id")
 
 
 class ResponseNotFound(RequestError):

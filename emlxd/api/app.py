@@ -17,6 +17,7 @@ from emlxd.api import (
     models,
     page,
     responses,
+    running,
     tokenization,
 )
 from emlxd.api.drain import Drain
@@ -26,7 +27,7 @@ from emlxd.config import Settings
 from emlxd.metrics import Metrics
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
-FAMILIES = (chat, completions, responses, messages, embeddings, tokenization, models, health, page)
+FAMILIES = (chat, completions, responses, messages, embeddings, tokenization, models, health, running, page)
 
 
 def create_app(

@@ -1,21 +1,43 @@
-"""The end of the server as requests see it: nothing new starts, what runs may finish, then is cut off."""
+"""What runs, and the end of the server as requests see it: nothing new starts, what runs may finish."""
 
 from __future__ import annotations
 
-from emlxd.errors import Unavailable
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from emlxd.errors import EmlxdError, RequestError, RequestNotFound, Unavailable
 from emlxd.worker.mailbox import Generation
+
+_ID_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """A generation that a client waits for. ``request_id`` is the HTTP request's; several may share one."""
+
+    request_id: str
+    model: str
+    route: str
+    generation: Generation
+    started: float = field(default_factory=time.monotonic)
 
 
 class Drain:
     """Knows every generation that a client is waiting for."""
 
     def __init__(self) -> None:
-        self._running: set[Generation] = set()
+        self._running: dict[Running, None] = {}
         self._started = False
 
     @property
     def started(self) -> bool:
         return self._started
+
+    @property
+    def running(self) -> Sequence[Running]:
+        """The oldest first."""
+        return list(self._running)
 
     def start(self) -> None:
         """Refuse new generations from now on."""
@@ -29,12 +51,27 @@ class Drain:
     def cut(self) -> int:
         """End what still runs with an error. Returns how many that were."""
         self.start()
-        for generation in self._running:
-            generation.fail(Unavailable("The server is shutting down and cut this answer off."))
-        return len(self._running)
+        return _fail(self.running, Unavailable("The server is shutting down and cut this answer off."))
 
-    def add(self, generation: Generation) -> None:
-        self._running.add(generation)
+    def abort(self, id: str) -> None:
+        """End what the request ``id`` runs with an error. Raises RequestNotFound.
 
-    def discard(self, generation: Generation) -> None:
-        self._running.discard(generation)
+        The id may be that of the HTTP request or that of its answer: they end alike.
+        """
+        digits = id[-_ID_DIGITS:]
+        own = [one for one in self._running if len(digits) == _ID_DIGITS and one.request_id.endswith(digits)]
+        if not own:
+            raise RequestNotFound(id)
+        _fail(own, RequestError("The request was aborted by the server's operator.", code="request_aborted"))
+
+    def add(self, running: Running) -> None:
+        self._running[running] = None
+
+    def discard(self, running: Running) -> None:
+        self._running.pop(running, None)
+
+
+def _fail(running: Sequence[Running], error: EmlxdError) -> int:
+    for one in running:
+        one.generation.fail(error)
+    return len(running)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from emlxd.api.drain import Running
 from emlxd.api.exchange import Exchange, current_exchange
 from emlxd.api.fields import SamplingBody
 from emlxd.api.prompts import Prompt
@@ -116,8 +117,9 @@ def _or(asked: T | None, default: T) -> T:
 
 def _start(services: Services, worker: Worker, request: GenerateRequest, exchange: Exchange) -> Run:
     run = Run(worker.submit(request), services.metrics, worker.name, exchange)
-    services.drain.add(run.generation)
-    exchange.cleanup.callback(services.drain.discard, run.generation)
+    running = Running(exchange.id, worker.name, exchange.route, run.generation)
+    services.drain.add(running)
+    exchange.cleanup.callback(services.drain.discard, running)
     exchange.cleanup.callback(run.close)
     return run
 

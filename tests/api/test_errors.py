@@ -196,7 +196,6 @@ async def test_too_large(http: httpx.AsyncClient, size: int, chunked: bool) -> N
 
 async def test_unknown_urls(http: httpx.AsyncClient) -> None:
     for path in [
-        "/",
         "/v1",
         "/v1/",
         "/v1/chat",

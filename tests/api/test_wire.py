@@ -288,9 +288,8 @@ async def test_expect_continue(server: Server) -> None:
 @pytest.mark.parametrize(
     ("target", "status"),
     [
-        ("?x", 404),
         ("*", 404),
-        ("http://x", 404),
+        ("http://x/nowhere", 404),
         ("x:80", 404),
         ("http://x/health", 200),
         ("/health?a=%ff", 200),
@@ -301,6 +300,13 @@ async def test_odd_targets(server: Server, target: str, status: int) -> None:
         await wire.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         got, headers = await wire.head()
         assert (got, headers["content-type"]) == (status, "application/json")
+
+
+@pytest.mark.parametrize("target", ["?x", "http://x"])
+async def test_a_target_without_a_path_is_the_page(server: Server, target: str) -> None:
+    async with connect(server.port) as wire:
+        await wire.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert (await wire.head())[0] == 200
 
 
 async def test_websocket_is_refused(server: Server) -> None:
