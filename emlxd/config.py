@@ -134,6 +134,9 @@ class ServerSettings(Section):
     api_keys_file: Path | None = Field(
         default=None, description="A file with more keys, one a line. `#` begins a comment."
     )
+    allow_unauthenticated: bool = Field(
+        default=False, description="Serve other machines without any API key, if `host` is not of this one."
+    )
     cors_origins: tuple[Origin, ...] = Field(
         default=(), description="Web pages that may call the API from a browser: their exact origins."
     )

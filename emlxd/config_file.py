@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from emlxd.config import ModelSettings, Settings
+from emlxd.config import ModelSettings, ServerSettings, Settings
 from emlxd.errors import ConfigError
 
 Keys = tuple[str | int, ...]
@@ -60,6 +61,8 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
     except ValidationError as invalid:
         for error in invalid.errors(include_url=False):
             report(error["loc"], _explain(error))
+    else:
+        _check_exposure(settings.server, report)
     if problems or settings is None:
         raise ConfigError(
             [f"{path}:{line}: {text}" if line else text for line, text in sorted(problems, key=_by_line)]
@@ -232,6 +235,21 @@ def _check_names(models: Any, report: Callable[[Keys, str], None]) -> None:
         if name in seen:
             report(where, f"{name!r} is taken by {_dotted(seen[name])}, expected each name and alias once")
         seen.setdefault(name, where)
+
+
+def _check_exposure(server: ServerSettings, report: Callable[[Keys, str], None]) -> None:
+    """Who serves other machines asks for keys, or says that it is meant so."""
+    guarded = server.api_keys or server.api_keys_file or server.allow_unauthenticated
+    if not guarded and not _is_loopback(server.host):
+        message = "is open to other machines without any key, expected server.api_keys, server.api_keys_file"
+        report(("server", "host"), f"{server.host} {message}, or server.allow_unauthenticated: true")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _names(models: Any) -> Iterator[tuple[Keys, str]]:

@@ -68,6 +68,14 @@ class Metrics:
             "emlxd_http_request_duration_seconds",
             "From an HTTP request's headers to the last byte of its answer.",
             ("route", "method", "status"),
+        self._reloads = self._counter("config_reloads", "Reloads of the configuration.", "result")
+        self._reload_ok = self._gauge("config_last_reload_successful", "1 if the last reload was, 0 if not.")
+        self._reload_time = self._gauge(
+            "config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded."
+        )
+        self._reload_ok.set(1)
+        self._reload_time.set_to_current_time()
+
             buckets=REQUEST_BUCKETS,
             registry=self._registry,
         )
@@ -101,6 +109,13 @@ class Metrics:
 
     def request_ended(self, model: str, endpoint: str, finish_reason: str, seconds: float) -> None:
         """``finish_reason`` is the API's, or "abort" (the client left) or "error"."""
+    def reloaded(self, result: str) -> None:
+        """``result`` is "changed", "unchanged" or "failed"."""
+        self._reloads.labels(result).inc()
+        self._reload_ok.set(result != "failed")
+        if result == "changed":
+            self._reload_time.set_to_current_time()
+
         self._requests.labels(model, endpoint, finish_reason).inc()
         self._duration.labels(model).observe(seconds)
 

@@ -23,6 +23,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 FIRST_RETRY: Final = 1.0  # seconds after the first failed load; doubles with each
 LAST_RETRY: Final = 60.0
+CLOSE_LIMIT: Final = 10.0  # seconds for workers to end a step, or a load
 TICK: Final = 1.0  # seconds between looks at idle times, failures and stuck workers
 
 
@@ -130,8 +131,10 @@ class Registry:
         """Loads the startup models, the most important first. Raises UserError if a required one fails."""
         wanted = [entry for entry in self._entries.values() if entry.wanted]
         for entry in sorted(wanted, key=lambda entry: -entry.settings.priority):
+            if entry.dropped:  # by a reload, meanwhile
+                continue
             error = await asyncio.shield(self._start_loading(entry))
-            if error is not None and entry.settings.required:
+            if error is not None and entry.settings.required and not entry.dropped:
                 raise error if isinstance(error, UserError) else UserError(error.message)
 
     @asynccontextmanager
@@ -183,7 +186,7 @@ class Registry:
 
     async def _load(self, entry: ModelEntry) -> EmlxdError | None:
         """One load for all who wait. The failure is given, not raised: there may be nobody to take it."""
-        self._discard(entry)
+        self.discard(entry)
         try:
             needs = await self.residents.prepare(entry.settings)
             entry.resident = await self.residents.load(entry.settings, needs)
@@ -194,6 +197,8 @@ class Registry:
             self._failed(entry, ServerFault("Loading it failed in a way that was not foreseen; see the log."))
         else:
             entry.error, entry.failures = None, 0
+            if entry.resident.settings is not entry.settings:
+                self.retune(entry, entry.settings)
         finally:
             entry.loading = None
         if entry.resident is not None and (entry.dropped or self._closed):
@@ -208,17 +213,32 @@ class Registry:
         entry.retry_at = self._now() + min(FIRST_RETRY * 2 ** (entry.failures - 1), LAST_RETRY)
         log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
 
-    def _discard(self, entry: ModelEntry) -> None:
+    def discard(self, entry: ModelEntry) -> None:
+        """No more requests for what the model has in memory; it leaves with the last one."""
         if entry.resident is not None:
             self.residents.retire(entry.resident)
             entry.resident = None
 
     def unload(self, entry: ModelEntry) -> None:
-        """Takes the model out of memory once nobody uses it. The next request loads it again."""
+        """Takes the model out of memory once nobody uses it. The next request loads it again.
+
+        Raises Unavailable while it is loading.
+        """
+        if entry.loading is not None:
+            raise Unavailable(f"The model '{entry.name}' is loading; unload it when it is loaded.")
         if entry.resident is not None:
             log.info("model unloaded", model=entry.name)
-            self._discard(entry)
+            self.discard(entry)
         entry.wanted, entry.error = False, None
+
+    def retune(self, entry: ModelEntry, settings: ModelSettings) -> None:
+        """Changes what may change while the model is in memory."""
+        if entry.settings.load != settings.load:
+            entry.wanted = settings.load == "startup"
+        entry.settings = settings
+        if entry.resident is not None:
+            entry.resident.settings = settings
+            entry.resident.worker.retune(settings)
 
     async def load_now(self, entry: ModelEntry) -> None:
         """Loads the model if it is not in memory. Raises what its loading failed with."""
@@ -231,7 +251,7 @@ class Registry:
         for entry in self._entries.values():
             if entry.dead:
                 log.error("worker died", model=entry.name)
-                self._discard(entry)
+                self.discard(entry)
                 self._failed(entry, ServerFault("Its worker ended unexpectedly; see the log."))
                 entry.wanted = True
             elif entry.evicted:
@@ -254,7 +274,7 @@ class Registry:
                 names = ", ".join(stuck)
                 raise ServerFault(f"The worker of {names} has worked on one step for too long.")
 
-    async def close(self, limit: float = 10.0) -> None:
-        """Ends every worker and frees its model; gives up on one that is stuck after ``limit`` seconds."""
+    async def close(self, limit: float = CLOSE_LIMIT) -> bool:
+        """Ends every worker and frees its model. False if one is stuck after ``limit`` seconds."""
         self._closed = True
-        await self.residents.close(limit)
+        return await self.residents.close(limit)

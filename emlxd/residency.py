@@ -149,7 +149,14 @@ class Residents:
             resident.last_used = self._now()
             self._let_go(resident)
 
-    def retire(self, resident: Resident) -> None:
+    def shrink(self) -> None:
+        """Unloads idle models until a smaller budget holds, as far as that goes."""
+        for resident in sorted(self._residents, key=lambda r: (r.priority, r.last_used)):
+            staying = sum(r.nbytes for r in self._residents if not r.retired)
+            if resident.idle and staying > self.budget:
+                self.retire(resident)
+
+    def retire(self, resident: Resident, reason: str = "replaced") -> None:
         """No more requests for it; it is unloaded as soon as the last one has ended."""
         if not resident.retired:
             resident.retired = True
@@ -171,10 +178,17 @@ class Residents:
         resident.gone.set()
         self._freed.set()
 
-    async def close(self, limit: float) -> None:
-        """Unloads everything, whoever uses it. One that is stuck is left behind after ``limit`` seconds."""
+    def _keep_counts(self, resident: Resident) -> None:
+        stats, name = resident.worker.stats(), resident.settings.name
+        if stats is not None:
+            before = self.gone.get(name)
+            self.gone[name] = before + stats.counts if before else stats.counts
+
+    async def close(self, limit: float) -> bool:
+        """Unloads everything, whoever uses it. False if something is stuck after ``limit`` seconds."""
         for resident in self._residents:
             resident.leases, resident.retired = 0, True
             self._let_go(resident)
         if self._closing:
             await asyncio.wait(self._closing, timeout=limit)
+        return not self._residents

@@ -1,113 +1,60 @@
-"""The composition root: a bound port, the app on Hypercorn, signals, and an orderly end."""
+"""A bound port, the app on Hypercorn, signals, and an orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
-import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import cast
 
 import structlog
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
+from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Quart
 
 from emlxd.api import surface
 from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
-from emlxd.config import ModelSettings, ServerSettings, Settings
-from emlxd.errors import ServerFault, UserError
-from emlxd.memory import Needs
+from emlxd.config import ServerSettings, Settings
+from emlxd.errors import UserError
 from emlxd.metrics import Metrics
-from emlxd.registry import Registry
-from emlxd.residency import Residents
-from emlxd.sources import fetch
-from emlxd.worker.gate import Gate
-from emlxd.worker.load import load_model
-from emlxd.worker.worker import Worker, WorkerOptions
 
 BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropped at 100
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
 _log = structlog.get_logger("emlxd.server")
 
-STUCK = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
-
-T = TypeVar("T")
 Task = Callable[[], Awaitable[object]]
 
 
-def run(settings: Settings) -> None:
-    """Serve what ``settings`` say until told to stop.
+class Front:
+    """The app that answers. A reload puts another one in its place; what runs ends in the old one."""
 
-    Raises UserError for what the user can mend. A stuck worker ends the process with status 70.
-    """
-    listener = bind(settings.server)
-    status = 0
-    try:
-        asyncio.run(_run(settings, listener))
-    except ServerFault as fault:
-        _log.critical("giving up", reason=fault.message)
-        status = STUCK
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
-    if status or left:
-        # The interpreter cannot end beside a thread that is inside MLX.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    def __init__(
+        self, registry: surface.Registry, metrics: Metrics, operator: surface.Operator | None = None
+    ) -> None:
+        self.registry = registry
+        self.operator = operator
+        self.drain = Drain()
+        self._metrics = metrics
+        self._app: Quart
 
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Checks what the app needs of ``settings``, and gives what puts them in force. Raises UserError."""
+        app = create_app(self.registry, settings, self._metrics, self.drain, self.operator)
 
-async def _run(settings: Settings, listener: socket.socket) -> None:
-    from emlxd import footprint
-    from emlxd.graph import BLAS, device
+        def put_in_force() -> None:
+            self._app, self.settings = app, settings
 
-    if BLAS.hint:
-        _log.warning(BLAS.hint)
-    footprint.apply_limits(settings.memory)
-    gate = Gate()
+        return put_in_force
 
-    async def prepare(model: ModelSettings) -> Needs:
-        return await _in_thread(lambda: footprint.predict(model, fetch(model.source)))
-
-    residents = Residents(footprint.budget(settings.memory), lambda model: _make_worker(model, gate), prepare)
-    registry = Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)
-    metrics = Metrics(device=device.current_device().kind)
-    try:
-        await serve(settings, registry, metrics, listener, tasks=(registry.load, registry.watch))
-    finally:
-        await registry.close()
-
-
-def _make_worker(model: ModelSettings, gate: Gate) -> Worker:
-    options = WorkerOptions(
-        name=model.name,
-        max_queue=model.max_queue,
-        prefill_chunk=model.prefill_chunk,
-        prefill_slice=model.prefill_slice,
-        max_draft=model.speculative.prompt_lookup.max_draft if model.speculative.prompt_lookup else 0,
-    )
-    return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """What ``work`` gives, from a thread that does not keep the process from ending: it may download."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="prepare", daemon=True).start()
-    return await asyncio.shield(asyncio.wrap_future(done))
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await self._app(scope, receive, send)
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -141,8 +88,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 async def serve(
     settings: Settings,
-    registry: surface.Registry,
-    metrics: Metrics,
+    front: Front,
     listener: socket.socket,
     *,
     tasks: Sequence[Task] = (),
@@ -153,19 +99,17 @@ async def serve(
     ``tasks`` run beside it, from the moment that it answers /health and /ready: loading models, watching
     workers. What one of them raises ends the server and is raised here.
     """
-    drain = Drain()
     stop = stop or asyncio.Event()
-    app = create_app(registry, settings, metrics, drain)
+    front.prepare(settings)()
     with _stop_on_signals(stop):
         listener.listen(BACKLOG)  # before it is announced: who reads the line may connect
-        announce(settings.server, registry, listener)
-        config = hypercorn_config(settings.server, listener)
-        serving = asyncio.create_task(_listen(app, config, stop))
+        announce(settings.server, front.registry, listener)
+        serving = asyncio.create_task(_listen(front, hypercorn_config(listener), stop))
         beside = [asyncio.create_task(_beside(task, stop)) for task in tasks]
         try:
             await stop.wait()
-            drain.start()
-            await _wind_down(serving, drain, settings.server.drain_timeout)
+            front.drain.start()
+            await _wind_down(serving, front.drain, front.settings.server.drain_timeout)
         finally:
             for task in beside:
                 task.cancel()
@@ -181,7 +125,7 @@ def announce(settings: ServerSettings, registry: surface.Registry, listener: soc
     print(f"emlxd serves {models} at http://{_url_host(settings.host)}:{port}/v1", flush=True)
 
 
-def hypercorn_config(settings: ServerSettings, listener: socket.socket) -> Config:
+def hypercorn_config(listener: socket.socket) -> Config:
     """Each of Hypercorn's defaults that matters here, and why it is kept or not.
 
     ``listener`` is Hypercorn's from now on: a second handle would keep the port open in the drain.
@@ -193,7 +137,7 @@ def hypercorn_config(settings: ServerSettings, listener: socket.socket) -> Confi
     config.keep_alive_timeout = 75.0  # above the 5 to 60 s of client pools, so that they close first
     config.keep_alive_max_requests = sys.maxsize  # one process: nothing is gained by reconnecting
     config.h11_max_incomplete_size = 64 * 1024  # headers; browsers send every localhost cookie to any port
-    config.graceful_timeout = settings.drain_timeout + 2 * CUT_GRACE  # a backstop: the drain is done here
+    config.graceful_timeout = 24 * 3600.0  # the drain is done here
     config.include_server_header = False
     config.accesslog = None  # api.exchange logs each request
     config.errorlog = logging.getLogger("hypercorn.error")
@@ -203,9 +147,9 @@ def hypercorn_config(settings: ServerSettings, listener: socket.socket) -> Confi
     return config
 
 
-async def _listen(app: Quart, config: Config, stop: asyncio.Event) -> None:
+async def _listen(front: Front, config: Config, stop: asyncio.Event) -> None:
     try:
-        await hypercorn_serve(app, config, shutdown_trigger=stop.wait)
+        await hypercorn_serve(cast(ASGIFramework, front), config, shutdown_trigger=stop.wait)
     finally:
         stop.set()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emlxd.config import ModelSettings, Source
+from emlxd.core import WorkerStats
 from emlxd.memory import Needs
 from emlxd.registry import Registry
 from emlxd.residency import Residents
@@ -29,6 +30,9 @@ class StubWorker:
         self.alive = False
         self.heartbeat_age = 0.0
         self._house = house
+
+    def stats(self) -> WorkerStats | None:
+        return None
 
     async def start(self) -> None:
         self._house.starts.append(self.name)

@@ -345,10 +345,14 @@ def test_all_problems_of_a_file_are_reported_together_in_order(write):
 
 
 def test_the_environment_wins_over_the_file(write):
-    path = write("server: {port: 1, host: h}\ndefaults: {slots: 2}\nmodels: [" + MODEL + "]")
+    path = write("server: {port: 1, host: localhost}\ndefaults: {slots: 2}\nmodels: [" + MODEL + "]")
     env = {"EMLXD_SERVER__PORT": "9000", "EMLXD_DEFAULTS__SLOTS": "5", "EMLXD_METRICS__ENABLED": "false"}
     settings = load(path, env)
-    assert (settings.server.port, settings.server.host, settings.metrics.enabled) == (9000, "h", False)
+    assert (settings.server.port, settings.server.host, settings.metrics.enabled) == (
+        9000,
+        "localhost",
+        False,
+    )
     assert settings.models[0].slots == 5
 
 
@@ -358,9 +362,9 @@ def test_the_process_environment_is_the_default(write, monkeypatch):
 
 
 def test_a_part_wins_over_json_for_its_section(write):
-    env = {"EMLXD_SERVER__PORT": "2", "EMLXD_SERVER": '{"port": 1, "host": "h"}'}
+    env = {"EMLXD_SERVER__PORT": "2", "EMLXD_SERVER": '{"port": 1, "host": "localhost"}'}
     server = load(write("log: {}"), env).server
-    assert (server.port, server.host) == (2, "h")
+    assert (server.port, server.host) == (2, "localhost")
 
 
 def test_variables_that_are_no_settings_are_left_alone(write):
@@ -400,3 +404,22 @@ def test_a_fault_of_the_file_is_not_blamed_on_an_override_beside_it(write):
 def test_the_more_exact_of_two_variables_is_blamed(write):
     found = problems(write("log: {}"), {"EMLXD_SERVER__PORT": "x", "EMLXD_SERVER": '{"port": 1}'})
     assert found[0].startswith("EMLXD_SERVER__PORT: ")
+
+
+# Who may come
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_this_machine_needs_no_keys(write, host: str):
+    assert load(write(f"server: {{host: '{host}'}}"), {}).server.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com"])
+def test_other_machines_need_keys_or_a_clear_word(write, host: str):
+    bare = f"server:\n  host: '{host}'\n"
+    reason = f"{host} is open to other machines without any key, expected server.api_keys, "
+    assert problems(write(bare))[0].startswith(f"config.yaml:2: server.host: {reason}")
+    by_env = problems(write("models: []"), {"EMLXD_SERVER__HOST": host, "EMLXD_SERVER__PORT": "1"})
+    assert by_env[0].startswith(f"EMLXD_SERVER__HOST: {reason}")
+    for guard in ("api_keys: [k]", "api_keys_file: keys", "allow_unauthenticated: true"):
+        assert load(write(f"{bare}  {guard}\n"), {}).server.host == host

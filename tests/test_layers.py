@@ -13,13 +13,14 @@ SOURCES = sorted((ROOT / "emlxd").rglob("*.py"))
 
 # Lowest first. A room imports its own floor and those below it.
 FLOORS = (
-    {"errors", "core", "config", "metrics", "log"},
-    {"text", "config_file", "sources"},
+    {"errors", "core", "config", "metrics", "vllm_names", "log"},
+    {"text", "config_file", "keys", "sources"},
     {"graph"},
     {"worker"},
-    {"registry", "residency", "memory", "footprint", "reload"},
+    {"registry", "residency", "readings", "memory", "footprint", "reload", "operate"},
     {"api"},
     {"server", "bench", "service"},
+    {"daemon"},
     {"cli", "__main__"},
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -19,7 +19,7 @@ import pytest
 from emlxd.config import ServerSettings, Settings
 from emlxd.errors import SourceError, UserError
 from emlxd.metrics import Metrics
-from emlxd.server import bind, serve
+from emlxd.server import Front, bind, serve
 from tests.api.conftest import Server, start_server
 from tests.api.test_wire import CHAT, STREAM, payloads
 from tests.api.wire import connect
@@ -157,14 +157,15 @@ async def test_a_failed_load_ends_the_server() -> None:
 
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(SourceError, match="no such file"):
-        await serve(Settings(), FakeRegistry(), Metrics(device="fake"), listener, tasks=[load])
+        front = Front(FakeRegistry(), Metrics(device="fake"))
+        await serve(Settings(), front, listener, tasks=[load])
 
 
 SCRIPT = """
 import asyncio, socket, sys
 from emlxd.config import ServerSettings, Settings
 from emlxd.metrics import Metrics
-from emlxd.server import serve
+from emlxd.server import Front, serve
 from tests.fakes import FakeRegistry, FakeWorker
 
 async def main():
@@ -172,7 +173,7 @@ async def main():
     worker.gate.clear()
     listener = socket.create_server(("127.0.0.1", 0))
     settings = Settings(server=ServerSettings(drain_timeout=float(sys.argv[1])))
-    await serve(settings, FakeRegistry(worker), Metrics(device="fake"), listener)
+    await serve(settings, Front(FakeRegistry(worker), Metrics(device="fake")), listener)
 
 asyncio.run(main())
 """

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 from quart import Quart, Response, request
 
-from emlxd.config import ServerSettings, Settings
-from emlxd.errors import AuthenticationFailed, PermissionDenied, UserError
+from emlxd.config import Settings
+from emlxd.errors import AuthenticationFailed, PermissionDenied
+from emlxd.keys import read_keys
 
 # For supervisors, and the page, which asks for the key: they tell nothing that needs one.
 OPEN = frozenset({"/health", "/ready", "/", "/web/<name>"})
@@ -23,7 +24,7 @@ PREFLIGHT_SECONDS = 600
 
 
 def install(app: Quart, settings: Settings) -> None:
-    """Guards every route of ``app``. Raises UserError if the file of keys cannot be read."""
+    """Guards every route of ``app``. Raises UserError if the file of keys cannot be used."""
     keys = read_keys(settings.server)
     origins = frozenset(settings.server.cors_origins)
     unguarded = OPEN if settings.metrics.require_key else OPEN | {"/metrics"}
@@ -50,21 +51,6 @@ def install(app: Quart, settings: Settings) -> None:
 
     app.before_request(admit)
     app.after_request(allow_origin)
-
-
-def read_keys(server: ServerSettings) -> list[bytes]:
-    """Every key that is configured."""
-    keys = [key.get_secret_value().encode() for key in server.api_keys]
-    if server.api_keys_file is None:
-        return keys
-    try:
-        text = server.api_keys_file.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read server.api_keys_file {server.api_keys_file}: {error}.") from None
-    found = [line.split("#")[0].strip().encode() for line in text.splitlines()]
-    if not any(found):
-        raise UserError(f"server.api_keys_file {server.api_keys_file} has no keys, expected one a line.")
-    return [*keys, *filter(None, found)]
 
 
 def _check_key(keys: Sequence[bytes]) -> None:

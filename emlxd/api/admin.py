@@ -6,7 +6,7 @@ from quart import Blueprint, Response, request
 
 from emlxd.api.render import json_response
 from emlxd.api.surface import Operator, Services
-from emlxd.errors import RequestError
+from emlxd.errors import RequestError, UserError
 
 
 def routes(services: Services, operator: Operator) -> Blueprint:
@@ -16,11 +16,21 @@ def routes(services: Services, operator: Operator) -> Blueprint:
     async def status() -> Response:
         return json_response(operator.status() | {"draining": services.drain.started})
 
+    @blueprint.get("/admin/config")
+    async def config() -> Response:
+        """The settings in force, secrets as asterisks."""
+        return json_response(operator.config())
+
     @blueprint.post("/admin/reload")
     async def reload() -> Response:
         """Answers when all is done: new models are loaded, or the old configuration stays."""
+        services.drain.check()
         dry_run = _flag("dry_run")
-        return json_response({"dry_run": dry_run, "plan": await operator.reload(dry_run=dry_run)})
+        try:
+            plan = await operator.reload(dry_run=dry_run)
+        except UserError as error:  # the file or a model's files are at fault, not the server
+            raise RequestError(error.message, code="configuration_refused") from None
+        return json_response({"dry_run": dry_run, "plan": plan})
 
     @blueprint.post("/admin/models/<path:name>/load")
     async def load(name: str) -> Response:

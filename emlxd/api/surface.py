@@ -92,6 +92,9 @@ class Operator(Protocol):
 
     def status(self) -> dict[str, Any]: ...
 
+    def config(self) -> dict[str, Any]:
+        """The settings in force, without secrets."""
+
     async def reload(self, *, dry_run: bool) -> dict[str, list[str]]:
         """What changed, or would, by kind of change. Raises EmlxdError if the configuration is refused."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from emlxd.cli import bench, chat, check, models, pull, serve
+from emlxd.cli import bench, chat, check, models, pull, reload, serve
 from emlxd.errors import UserError
 
 
@@ -46,7 +46,15 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (serve.serve, check.check, pull.pull, models.models, chat.chat, bench.bench):
+for command in (
+    serve.serve,
+    check.check,
+    reload.reload,
+    pull.pull,
+    models.models,
+    chat.chat,
+    bench.bench,
+):
     app.command()(command)
 
 

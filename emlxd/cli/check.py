@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emlxd.cli.options import ConfigOption, find_config
+from emlxd.cli.reload import ask, print_plan
 from emlxd.errors import UserError
 
 if TYPE_CHECKING:
     from emlxd.config import ModelSettings, Settings
 
 
-def check(config: ConfigOption = None) -> None:
+def check(
+    config: ConfigOption = None,
+    against_running: Annotated[
+        bool, typer.Option("--against-running", help="Say also what a reload of the daemon would change.")
+    ] = False,
+) -> None:
     """Say what is wrong with the configuration, by line, and how much memory the models take.
 
     Status 1 if something is wrong.
@@ -33,6 +39,8 @@ def check(config: ConfigOption = None) -> None:
             typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
     if here:
         _print_memory(settings, here)
+    if against_running:
+        print_plan(ask(path, dry_run=True))
 
 
 def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:

@@ -15,6 +15,7 @@ Message = dict[str, str]
 
 CONNECT_TIMEOUT = 5.0  # seconds; also for answers that are not streams
 STREAM_TIMEOUT = 600.0  # seconds between two lines: a long prompt on a slow machine
+RELOAD_TIMEOUT = 3600.0  # seconds: models are downloaded and loaded, and running requests finish first
 
 
 class Refused(UserError):
@@ -28,8 +29,11 @@ class Refused(UserError):
 class Client:
     """``url`` is the server's, with or without /v1. Raises UserError when nothing answers there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
 
     def model_names(self) -> list[str]:
         with self._open("/v1/models") as response:
@@ -42,6 +46,19 @@ class Client:
                 return json.load(response)["models"], ""
         except UserError as error:
             return {}, error.message
+
+    def status(self) -> dict[str, Any]:
+        """What /admin/status says."""
+        with self._open("/admin/status") as response:
+            status: dict[str, Any] = json.load(response)
+            return status
+
+    def reload(self, *, dry_run: bool) -> dict[str, list[str]]:
+        """What changed, or would, by kind of change."""
+        path = f"/admin/reload?dry_run={'true' if dry_run else 'false'}"
+        with self._open(path, {}, RELOAD_TIMEOUT) as response:
+            plan: dict[str, list[str]] = json.load(response)["plan"]
+            return plan
 
     def chat(self, model: str, messages: Sequence[Message]) -> Generator[str]:
         """The answer, piece by piece. Closing the iterator stops the generation."""
@@ -61,7 +78,7 @@ class Client:
             request = urllib.request.Request(
                 self.url + path,
                 data=None if body is None else json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"},
+                headers=self._headers,
             )
             # A proxy of the environment is not asked for a daemon that is usually on this machine.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -63,6 +64,14 @@ def find_model(settings: Settings, name: str) -> ModelSettings:
             return model
     names = ", ".join(model.name for model in settings.models) or "none"
     raise UserError(f"No model is called '{name}'. The configuration has: {names}.")
+
+
+def client_key(settings: ServerSettings) -> str | None:
+    """A key that the daemon knows, from ``EMLXD_API_KEY`` or the configuration. Raises UserError."""
+    from emlxd.keys import read_keys
+
+    keys = read_keys(settings)
+    return os.environ.get("EMLXD_API_KEY") or (keys[0].decode() if keys else None)
 
 
 def server_url(settings: ServerSettings) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from emlxd.cli.options import ConfigOption, load_settings
+from emlxd.cli.options import ConfigOption, find_config
 
 
 def serve(config: ConfigOption = None) -> None:
     """Serve the models of the configuration until stopped."""
-    settings = load_settings(config)
+    from emlxd.config_file import load
+
+    path = find_config(config)
+    settings = load(path)
 
     from emlxd import log
     from emlxd.cli.pull import fetch_missing
-    from emlxd.server import run
+    from emlxd.daemon import run
 
     log.configure(settings.log)
     fetch_missing(settings.models)
-    run(settings)
+    run(settings, path)

@@ -99,12 +99,14 @@ async def test_the_sdks_send_their_keys() -> None:
 def test_keys_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nabc\n\n  def  # ann\n")
+    file.chmod(0o600)
     assert access.read_keys(ServerSettings(api_keys=("first-key",), api_keys_file=file)) == [
         b"first-key",
         b"abc",
         b"def",
     ]
     file.write_text("# none\n")
+    file.chmod(0o600)
     with pytest.raises(UserError, match="has no keys"):
         access.read_keys(ServerSettings(api_keys_file=file))
     with pytest.raises(UserError, match="Cannot read"):

@@ -58,25 +58,39 @@ class Daemon(ThreadingHTTPServer):
         self.pieces: list[str | dict[str, object]] = ["Hello", " there"]
         self.refusal: tuple[int, str] | None = None
         self.asked: list[dict[str, object]] = []
+        self.answers: dict[str, object] = {}
+        self.paths: list[str] = []
+        self.keys: set[str | None] = set()
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Daemon
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        self.note()
+        if self.path in self.server.answers:
+            self.answer(200, self.server.answers[self.path])
+        elif self.path == "/v1/models":
             self.answer(200, {"data": [{"id": name} for name in self.server.names]})
         elif self.server.states is not None:
             self.answer(200, {"status": "ready", "models": self.server.states})
         else:
             self.answer(503, {"error": {"message": "Not every model answers: small is loading."}})
 
+    def note(self) -> None:
+        self.server.paths.append(self.path)
+        self.server.keys.add(self.headers["Authorization"])
+
     def do_POST(self) -> None:
+        self.note()
         length = int(self.headers["Content-Length"])
         self.server.asked.append(json.loads(self.rfile.read(length)))
         if self.server.refusal is not None:
             status, message = self.server.refusal
             self.answer(status, {"error": {"message": message}})
+            return
+        if self.path in self.server.answers:
+            self.answer(200, self.server.answers[self.path])
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emlxd import log, server, sources
+from emlxd import daemon, log, sources
 from emlxd.errors import SourceError, UserError
 
 
@@ -14,7 +14,7 @@ def steps(monkeypatch):
     steps = []
     monkeypatch.setattr(log, "configure", lambda settings: steps.append(("log", settings.level)))
     monkeypatch.setattr(sources, "fetch", lambda source, progress: steps.append(("fetch", source.path.name)))
-    monkeypatch.setattr(server, "run", lambda settings: steps.append(("run", settings.server.port)))
+    monkeypatch.setattr(daemon, "run", lambda settings, path: steps.append(("run", settings.server.port)))
     return steps
 
 
@@ -44,11 +44,11 @@ def test_a_model_that_cannot_be_fetched_ends_it_before_it_serves(emlxd, config, 
 
 
 def test_what_the_server_cannot_do_is_one_line(emlxd, config, steps, monkeypatch):
-    def run(settings):
+    def run(settings, path):
         raise UserError("Port 9000 is in use.")
 
     config()
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(daemon, "run", run)
     result = emlxd("serve")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "Port 9000 is in use.")
     assert "Traceback" not in result.stderr

@@ -1,0 +1,54 @@
+"""emlxd reload"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emlxd.cli.options import ConfigOption, find_config
+from emlxd.errors import UserError
+
+SAYS = {
+    "keep": "stays as it is",
+    "retune": "changes while it stays loaded",
+    "replace": "is loaded anew",
+    "add": "comes",
+    "drop": "goes",
+    "settings": "changes",
+    "needs_restart": "changes with the next restart",
+}
+
+
+def reload(
+    config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+    ] = False,
+) -> None:
+    """Let the running daemon read its configuration again. Status 1 if it is refused."""
+    print_plan(ask(find_config(config), dry_run=dry_run))
+
+
+def ask(path: Path, *, dry_run: bool) -> Mapping[str, list[str]]:
+    """What the daemon answers, which must run with the file at ``path``. Raises UserError."""
+    from emlxd.cli.client import Client
+    from emlxd.cli.options import client_key, server_url
+    from emlxd.config_file import load
+
+    settings = load(path)
+    client = Client(server_url(settings.server), client_key(settings.server))
+    running = Path(client.status()["config"])
+    if not running.exists() or not running.samefile(path):
+        raise UserError(f"The daemon at {client.url} runs with {running}, not with {path}.")
+    return client.reload(dry_run=dry_run)
+
+
+def print_plan(plan: Mapping[str, list[str]]) -> None:
+    changes = [(name, SAYS[kind]) for kind, names in plan.items() for name in names if kind != "keep"]
+    for name, what in changes:
+        typer.echo(f"{name} {what}")
+    if not changes:
+        typer.echo("Nothing changes.")

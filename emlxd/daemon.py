@@ -1,0 +1,134 @@
+"""The composition root: models, workers, HTTP, reloading, and the process around them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from emlxd import log
+from emlxd.config import ModelSettings, Settings
+from emlxd.errors import ServerFault
+from emlxd.memory import Needs
+from emlxd.metrics import Metrics
+from emlxd.operate import Operator
+from emlxd.registry import Registry
+from emlxd.reload.reloader import Reloader
+from emlxd.reload.watch import changes
+from emlxd.residency import Residents
+from emlxd.server import Front, bind, serve
+from emlxd.sources import fetch
+from emlxd.worker.aside import aside
+from emlxd.worker.gate import Gate
+from emlxd.worker.load import load_model
+from emlxd.worker.worker import Worker, WorkerOptions
+
+STUCK: Final = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
+
+_log = structlog.get_logger("emlxd.daemon")
+
+
+def run(settings: Settings, path: Path) -> None:
+    """Serve what ``settings`` say until told to stop; the file at ``path`` is where they came from.
+
+    Raises UserError for what the user can mend. Where a worker is stuck the process ends with status 70.
+    """
+    listener = bind(settings.server)
+    try:
+        clean = asyncio.run(_run(settings, path, listener))
+    except ServerFault as fault:
+        _log.critical("giving up", reason=fault.message)
+        _end_now(STUCK)
+    if not clean:
+        _end_now(0)
+
+
+def _end_now(status: int) -> None:
+    """Ends the process without the interpreter's ceremony, which fails beside a thread that is inside MLX."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
+    """Whether every worker has ended."""
+    from emlxd import footprint
+    from emlxd.graph import BLAS, device
+
+    if BLAS.hint:
+        _log.warning(BLAS.hint)
+    footprint.apply_limits(settings.memory)
+    metrics = Metrics(device=device.current_device().kind)
+    registry = _make_registry(settings)
+    front = Front(registry, metrics)
+
+    def apply(new: Settings) -> Callable[[], None]:
+        swap = front.prepare(new)
+
+        def put_in_force() -> None:
+            swap()
+            log.configure(new.log)
+            footprint.apply_limits(new.memory)
+            registry.stall_timeout = new.server.stall_timeout
+
+        return put_in_force
+
+    reloader = Reloader(
+        path, settings, registry, metrics, apply=apply, budget=lambda new: footprint.budget(new.memory)
+    )
+    front.operator = Operator(registry, reloader, footprint.memory_use)
+    tasks = (
+        registry.load,
+        registry.watch,
+        lambda: _reload_on_change(reloader),
+        lambda: _reload_on_hangup(reloader),
+    )
+    try:
+        await serve(settings, front, listener, tasks=tasks)
+    finally:
+        clean = await registry.close()
+    return clean
+
+
+def _make_registry(settings: Settings) -> Registry:
+    from emlxd import footprint
+
+    gate = Gate()
+
+    def make_worker(model: ModelSettings) -> Worker:
+        options = WorkerOptions(
+            name=model.name,
+            max_queue=model.max_queue,
+            prefill_chunk=model.prefill_chunk,
+            prefill_slice=model.prefill_slice,
+        )
+        return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
+
+    async def prepare(model: ModelSettings) -> Needs:
+        return await aside(lambda: footprint.predict(model, fetch(model.source)))
+
+    residents = Residents(footprint.budget(settings.memory), make_worker, prepare)
+    return Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)
+
+
+async def _reload_on_change(reloader: Reloader) -> None:
+    async for _ in changes(reloader.path):
+        await reloader.try_reload()
+
+
+async def _reload_on_hangup(reloader: Reloader) -> None:
+    loop, hangup = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    try:
+        while await hangup.wait():
+            hangup.clear()
+            await reloader.try_reload()
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)

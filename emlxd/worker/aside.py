@@ -1,0 +1,26 @@
+"""Slow work beside the event loop: downloads, and reading the headers of large files."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """What ``work`` gives, from a thread of its own that does not keep the process from ending."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # who waits may leave; the work goes on
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return await asyncio.wrap_future(done)
