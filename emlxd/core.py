@@ -102,6 +102,11 @@ class Shape:
     call_grammar: Grammar | None = None
     max_reasoning_tokens: int | None = None
 
+    @property
+    def guarded(self) -> bool:
+        """Whether some of the answer's tokens may need a mask."""
+        return bool(self.grammar or self.call_grammar) or self.max_reasoning_tokens is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -292,4 +297,4 @@ class WorkerStats:
     counts: WorkerCounts
 
 
-Event = PromptScored | TextPiece | Finished | Failed
+Event = PromptScored | TextPiece | ToolCallPiece | Finished | Failed

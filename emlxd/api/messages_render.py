@@ -5,7 +5,7 @@ from __future__ import annotations
 from emlxd.api.errors import anthropic_error
 from emlxd.api.logprobs import Json
 from emlxd.api.render import Said
-from emlxd.core import Finished, PromptScored, Usage
+from emlxd.core import Finished, PromptScored, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -26,7 +26,7 @@ class MessageRenderer:
         return [{"type": "message_start", "message": self._message([], usage)}, {"type": "ping"}]
 
     def event(self, prompt: int, event: Said) -> list[Json]:
-        if isinstance(event, PromptScored):
+        if isinstance(event, PromptScored | ToolCallPiece):
             return []
         if isinstance(event, Finished):
             self._finished = event

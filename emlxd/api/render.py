@@ -18,11 +18,13 @@ from quart import Response
 from emlxd.api.errors import error_object
 from emlxd.api.logprobs import Json, TextLogprobs, join_parts, token_objects
 from emlxd.api.surface import Tokenizer
-from emlxd.core import Finished, PromptScored, TextPiece, TokenLogprob, Usage
+from emlxd.core import Finished, PromptScored, TextPiece, TokenLogprob, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
 from emlxd.metrics import package_version
 
-Said = PromptScored | TextPiece | Finished  # what is left of the events once failures are raised
+Said = (
+    PromptScored | TextPiece | ToolCallPiece | Finished
+)  # what is left of the events once failures are raised
 
 
 class Renderer(Protocol):
@@ -59,14 +61,18 @@ def usage_object(usage: Usage) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
 class Answer:
-    """What is known of one choice so far: text, logprobs in the shape of their API, and its end."""
+    """What is known of one choice so far: text, thinking, calls and logprobs in the shape of their API,
+    and its end."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[Json] = []
         self.logprobs: list[Json] = []
         self.finished: Finished | None = None
 
@@ -86,6 +92,7 @@ def total_usage(answers: list[Answer], n: int) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages[::n]),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages[::n]),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )
 
 
@@ -108,7 +115,7 @@ class ChoiceRenderer(ABC):
         return []
 
     def event(self, prompt: int, event: Said) -> list[Json]:
-        if isinstance(event, PromptScored):
+        if isinstance(event, PromptScored | ToolCallPiece):
             return []
         index = prompt * self._n + event.index
         answer = self._answers[index]
@@ -175,6 +182,31 @@ class ChatRenderer(ChoiceRenderer):
             for index in range(len(self._answers))
         ]
 
+    def event(self, prompt: int, event: Said) -> list[Json]:
+        match event:
+            case ToolCallPiece():
+                return [self._call(event)]
+            case TextPiece(channel="reasoning"):
+                self._answers[event.index].thoughts.append(event.text)
+                delta = {"reasoning_content": event.text, "reasoning": event.text}
+                return [self._chunk(_choice(event.index, "delta", delta, None, None))]
+            case _:
+                return super().event(prompt, event)
+
+    def _call(self, piece: ToolCallPiece) -> Json:
+        """The chunk that adds to a tool call, or begins one."""
+        calls = self._answers[piece.index].calls
+        function = {"arguments": piece.arguments}
+        call: Json = {"index": piece.call}
+        if piece.name is not None:
+            call |= {"id": piece.id, "type": "function"}
+            function = {"name": piece.name, **function}
+            calls.append({"id": piece.id, "type": "function", "function": {**function}})
+        else:
+            calls[piece.call]["function"]["arguments"] += piece.arguments
+        delta = {"tool_calls": [call | {"function": function}]}
+        return self._chunk(_choice(piece.index, "delta", delta, None, None))
+
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> Json | None:
         if self._tokenizer is None:
             return None
@@ -184,7 +216,12 @@ class ChatRenderer(ChoiceRenderer):
         return _choice(index, "delta", {} if text is None else {"content": text}, logprobs, reason)
 
     def _whole(self, index: int, answer: Answer) -> Json:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        said = answer.text if answer.text or not answer.calls else None
+        message: Json = {"role": "assistant", "content": said, "refusal": None}
+        if answer.thoughts:
+            message["reasoning_content"] = message["reasoning"] = "".join(answer.thoughts)
+        if answer.calls:
+            message["tool_calls"] = answer.calls
         logprobs = None
         if self._tokenizer is not None:
             content = [token for part in answer.logprobs for token in part["content"]]

@@ -9,7 +9,7 @@ from itertools import count
 from emlxd.api.logprobs import Json, token_objects
 from emlxd.api.render import Said
 from emlxd.api.surface import Tokenizer
-from emlxd.core import Finished, PromptScored, TextPiece, Usage
+from emlxd.core import Finished, PromptScored, TextPiece, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError, QueueFull
 
 Keep = Callable[[Json], None]
@@ -37,7 +37,7 @@ class ResponseRenderer:
         ]
 
     def event(self, prompt: int, event: Said) -> list[Json]:
-        if isinstance(event, PromptScored):
+        if isinstance(event, PromptScored | ToolCallPiece):
             return []
         opening = [] if self._texts else self._open()
         if isinstance(event, TextPiece):

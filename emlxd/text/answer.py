@@ -75,8 +75,7 @@ class Answer:
     @property
     def guarded(self) -> bool:
         """Whether some of its tokens may need a mask."""
-        shape = self._shape
-        return bool(shape.grammar or shape.call_grammar) or shape.max_reasoning_tokens is not None
+        return self._shape.guarded
 
     @property
     def complete(self) -> bool:

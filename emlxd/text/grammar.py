@@ -147,10 +147,15 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """``vocab_size`` is the width of the model's logits, which may exceed the tokenizer's."""
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size)
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self.mask_bytes = (vocab_size + 31) // 32 * 4
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._lock = threading.Lock()
+
+    @cached_property
+    def _vocabulary(self) -> _Vocabulary:
+        return _Vocabulary(self._tokenizer, self._vocab_size)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the start of ``grammar``. The first time compiles it, which can take about a second.

@@ -242,14 +242,23 @@ class Engine:
         positions = [row.position if row else None for row in rows]
         sequences = [row.sequence if row else None for row in rows]
         self.meters.step_batch_size.observe(len(rows) - sequences.count(None))
-        if any(sequence and sequence.matcher for sequence in sequences):
+        if any(sequence and sequence.output.guarded for sequence in sequences):
             # Masks depend on the tokens before: these are read while the device is at the forward pass.
             self._runner.forward(positions)
             self._receive_all()
-            pending = self._runner.sample([_mask(sequence) for sequence in sequences])
+            pending = self._runner.sample([self._mask(sequence) for sequence in sequences])
         else:
             pending = self._runner.decode(positions)
         self._launched.append(Flight(pending, sequences))
+
+    def _mask(self, sequence: Sequence | None) -> bytes | None:
+        if sequence is None or sequence.ended:
+            return None
+        try:
+            return sequence.output.mask()
+        except EmlxdError as error:
+            self._fail([sequence.request.id], error)
+            return None
 
     def _receive_all(self) -> None:
         self._receive([*self._flights, *self._launched])
@@ -290,8 +299,12 @@ class Engine:
         else:
             self.meters.inter_token_seconds.observe(now - sequence.clock.last_token)
         sequence.clock.last_token = now
-        piece, reason = sequence.accept(token, logprob)
-        if piece:
+        try:
+            pieces, reason = sequence.accept(token, logprob)
+        except EmlxdError as error:
+            self._fail([sequence.request.id], error)
+            return
+        for piece in pieces:
             self._mailbox.put(sequence.generation, piece)
         if reason:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
@@ -341,7 +354,3 @@ def _prefill_row(chunk: Chunk) -> PrefillRow:
         begin=sequence.begin() if chunk.last and sequence.request.max_tokens else None,
         targets=sequence.context[start + 1 : end + 1] if sequence.scores_prompt else (),
     )
-
-
-def _mask(sequence: Sequence | None) -> bytes | None:
-    return sequence.matcher.mask() if sequence and sequence.matcher and not sequence.ended else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from emlxd.core import (
     Finished,
@@ -13,29 +11,14 @@ from emlxd.core import (
     GenerateRequest,
     PromptScored,
     SamplingParams,
-    TextPiece,
     Timing,
     TokenLogprob,
     Usage,
 )
 from emlxd.graph.batch import Begin
-from emlxd.text.detokenizer import Detokenizer
-from emlxd.text.output import OutputText
+from emlxd.text.answer import Answer, Piece
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.speculation import PromptLookup
-
-
-class Matcher(Protocol):
-    """A grammar's state along one answer."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing may follow."""
-
-    def mask(self) -> bytes:
-        """The tokens that may come, as ``graph.batch.Begin.allowed``."""
-
-    def accept(self, token: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,13 +43,11 @@ class Sequence:
 
     request: GenerateRequest
     generation: Generation
-    output: OutputText
+    output: Answer
     eos_ids: Set[int]
     sampling: SamplingParams
     index: int = 0
     leader: Sequence | None = None
-    logprobs: LogprobQueue | None = None
-    matcher: Matcher | None = None
     lookup: PromptLookup | None = None
     clock: Clock = field(default_factory=Clock)
     slot: int = -1
@@ -117,36 +98,27 @@ class Sequence:
         return self.leader is not None and self.leader.running and self.leader.prompt_left > 0
 
     def begin(self) -> Begin:
-        allowed = self.matcher.mask() if self.matcher else None
-        return Begin(self.sampling, self.request.prompt, tuple(self.answer), allowed)
+        return Begin(self.sampling, self.request.prompt, tuple(self.answer), self.output.mask())
 
-    def accept(
-        self, token: int, logprob: TokenLogprob | None
-    ) -> tuple[TextPiece | None, FinishReason | None]:
-        """Takes a sampled token: the text it releases, and the reason if the answer ends with it."""
+    def accept(self, token: int, logprob: TokenLogprob | None) -> tuple[list[Piece], FinishReason | None]:
+        """Takes a sampled token: what it releases, and the reason if the answer ends with it.
+
+        Raises EmlxdError where the answer cannot go on in its grammar.
+        """
         self.answer.append(token)
-        text, reason = self._text_after(token)
-        found: tuple[TokenLogprob, ...] = ()
-        if self.logprobs is not None:
-            if logprob is not None and not (reason == "stop" and token in self.eos_ids):
-                self.logprobs.push(logprob)
-            found = self.logprobs.release(len(text), last=reason == "length")
-        piece = TextPiece(text, self.index, found) if text or found else None
-        return piece, reason
-
-    def _text_after(self, token: int) -> tuple[str, FinishReason | None]:
+        output = self.output
         if token in self.eos_ids:
-            return self.output.finish(), "stop"
-        text = self.output.push(token)
-        if self.output.stopped is not None:
-            return text, "stop"
-        if self.matcher is not None:
-            self.matcher.accept(token)
-            if self.matcher.finished:
-                return text + self.output.finish(), "stop"
+            return output.finish(), self._reason
+        pieces = output.push(token, logprob)
+        if output.stopped is not None or output.complete:
+            return pieces + output.finish(), self._reason
         if len(self.answer) == self.request.max_tokens:
-            return text + self.output.finish(), "length"
-        return text, None
+            return pieces + output.finish(cut=True), "length"
+        return pieces, None
+
+    @property
+    def _reason(self) -> FinishReason:
+        return "tool_calls" if self.output.called else "stop"
 
     def scored(self) -> PromptScored:
         """The prompt's log-probabilities, with as many of the likeliest as were asked for."""
@@ -163,7 +135,7 @@ class Sequence:
         clock = self.clock
         return Finished(
             reason,
-            Usage(len(self.request.prompt), len(self.answer), self.cached),
+            Usage(len(self.request.prompt), len(self.answer), self.cached, self.output.reasoning_tokens),
             Timing(
                 queue=clock.admitted - clock.arrived,
                 prefill=clock.first_token - clock.admitted,
@@ -172,25 +144,3 @@ class Sequence:
             stop_sequence=self.output.stopped,
             index=self.index,
         )
-
-
-class LogprobQueue:
-    """Holds log-probabilities back until the text of their tokens is released."""
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
-        self._end = 0
-        self._released = 0
-        self._queue: deque[tuple[int, TokenLogprob]] = deque()
-
-    def push(self, logprob: TokenLogprob) -> None:
-        self._end += len(self._detokenizer.push(logprob.token))
-        self._queue.append((self._end, logprob))
-
-    def release(self, characters: int, *, last: bool) -> tuple[TokenLogprob, ...]:
-        """Those whose text is complete after so many more characters; all of them at the ``last``."""
-        self._released += characters
-        released = []
-        while self._queue and (last or self._queue[0][0] <= self._released):
-            released.append(self._queue.popleft()[1])
-        return tuple(released)

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, WorkerCounts, WorkerStats
+from emlxd.core import GenerateRequest, ModelInfo, Shape, WorkerCounts, WorkerStats
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
-from emlxd.text.detokenizer import Detokenizer
-from emlxd.text.output import OutputText
+from emlxd.text.answer import Answer
+from emlxd.text.dialect import Dialect, Wishes
+from emlxd.text.grammar import GrammarCompiler
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
@@ -27,10 +28,13 @@ from emlxd.worker.load import Model, retuned
 from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Clock, LogprobQueue, Sequence
+from emlxd.worker.sequence import Clock, Sequence
 from emlxd.worker.speculation import PromptLookup
 
 log = structlog.get_logger(__name__)
+
+# Tokens at the end of a prompt that tell whether it opens the model's thinking.
+THINKING_TAIL: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Worker:
         self._loaded: Future[Model] = Future()
         self._ended: Future[None] = Future()
         self._model: Model
+        self._compiler: GrammarCompiler
+        self._dialect: Dialect
         self._thread = threading.Thread(target=self._run, name=f"worker-{options.name}", daemon=True)
         # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
         self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{options.name}")
@@ -114,7 +120,7 @@ class Worker:
         meters, info = engine.meters, self.info
         return WorkerStats(
             running=engine.running,
-            waiting=engine.waiting,
+            waiting=engine.waiting + self._inbox.qsize(),
             slots=info.slots,
             kv_tokens=engine.kv_tokens,
             kv_capacity=info.slots * info.max_context,
@@ -153,7 +159,7 @@ class Worker:
 
         def encode() -> list[int]:
             text = template.render(
-                messages,
+                self._dialect.messages(messages, tools),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -163,6 +169,18 @@ class Worker:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
         return await self._loop.run_in_executor(self._text, encode)
+
+    async def shape(self, prompt: Rows[int], wishes: Wishes) -> Shape:
+        """The shape of an answer to ``prompt``, ready to be submitted.
+
+        Raises RequestError for a grammar or a schema that cannot be enforced.
+        """
+
+        def shape() -> Shape:
+            end = self.tokenizer.decode(prompt[-THINKING_TAIL:], skip_special_tokens=False)
+            return self._dialect.shape(end, wishes)
+
+        return await self._loop.run_in_executor(self._text, shape)
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
@@ -198,18 +216,26 @@ class Worker:
         return Sequence(
             request=request,
             generation=generation,
-            output=OutputText(self.tokenizer, stop=request.stop, chunking=request.chunking),
+            output=Answer(
+                self.tokenizer,
+                request,
+                self._compiler.matcher,
+                index=index,
+                mask_bytes=self._compiler.mask_bytes,
+            ),
             eos_ids=frozenset() if request.ignore_eos else self.tokenizer.eos_ids,
             sampling=replace(request.sampling, seed=seed),
             index=index,
-            lookup=self._lookup(request.sampling),
-            logprobs=None if request.sampling.logprobs is None else LogprobQueue(Detokenizer(self.tokenizer)),
+            lookup=self._lookup(request),
             clock=Clock(time.monotonic()),
         )
 
-    def _lookup(self, params: SamplingParams) -> PromptLookup | None:
+    def _lookup(self, request: GenerateRequest) -> PromptLookup | None:
         """None for a request whose tokens cannot be checked several at a time."""
+        params = request.sampling
         if not self._options.max_draft or params.logprobs is not None or params.penalized:
+            return None
+        if request.shape.guarded:
             return None
         return PromptLookup(self._options.max_draft)
 
@@ -236,6 +262,9 @@ class Worker:
             "prefix_cache": model.runner.prefix_cache_bytes,
         }
         self._model = model
+        self._compiler = GrammarCompiler(model.tokenizer, model.info.vocab_size)
+        template = model.tokenizer.chat_templates.get("default", "")
+        self._dialect = Dialect(template, model.tokenizer, self._compiler)
         self._engine = Engine(
             model.runner, scheduler, pacer, self._mailbox, max_draft=self._options.max_draft
         )

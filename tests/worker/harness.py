@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams, TextPiece
+from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams, TextPiece, TokenLogprob
 from emlxd.worker.engine import Engine, Runner
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import LogprobQueue, Matcher, Sequence
+from emlxd.worker.sequence import Sequence
 from emlxd.worker.speculation import PromptLookup
 from tests.worker.fakes import FakeRunner, Rule
+
+
+class Matcher(Protocol):
+    """Stands for a grammar's state along one answer."""
+
+    @property
+    def finished(self) -> bool: ...
+    def mask(self) -> bytes: ...
+    def accept(self, token: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -50,18 +60,36 @@ class Post:
 class Output:
     """Writes a token as its number and a space; a stop 'string' is one of these numbers."""
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+    called = False
+    reasoning_tokens = 0
+
+    def __init__(self, stop: tuple[str, ...], index: int, matcher: Matcher | None) -> None:
         self._stop = stop
+        self._index = index
+        self._matcher = matcher
         self.stopped: str | None = None
 
-    def push(self, token: int) -> str:
+    @property
+    def guarded(self) -> bool:
+        return self._matcher is not None
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher is not None and self._matcher.finished
+
+    def mask(self) -> bytes | None:
+        return self._matcher.mask() if self._matcher else None
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> list[TextPiece]:
+        if self._matcher:
+            self._matcher.accept(token)
         if str(token) in self._stop:
             self.stopped = str(token)
-            return ""
-        return f"{token} "
+            return []
+        return [TextPiece(f"{token} ", self._index, (logprob,) if logprob else ())]
 
-    def finish(self) -> str:
-        return ""
+    def finish(self, *, cut: bool = False) -> list[TextPiece]:
+        return []
 
 
 class Drive:
@@ -87,14 +115,18 @@ class Drive:
     def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> Listener:
         listener = Listener(request)
         answers = [
-            Sequence(request, listener, Output(request.stop), self._eos, _seeded(request, index), index)  # type: ignore[arg-type]
+            Sequence(
+                request,
+                listener,  # type: ignore[arg-type]
+                Output(request.stop, index, matcher),  # type: ignore[arg-type]
+                self._eos,
+                _seeded(request, index),
+                index,
+            )
             for index in range(request.n)
         ]
         for answer in answers:
-            answer.matcher = matcher
             answer.lookup = PromptLookup(self.max_draft) if self.max_draft else None
-            if request.sampling.logprobs is not None:
-                answer.logprobs = LogprobQueue(Output())  # type: ignore[arg-type]
             answer.leader = None if answer is answers[0] else answers[0]
         self.engine.add(answers)
         return listener
