@@ -68,6 +68,10 @@ class Metrics:
             "emlxd_http_request_duration_seconds",
             "From an HTTP request's headers to the last byte of its answer.",
             ("route", "method", "status"),
+            buckets=REQUEST_BUCKETS,
+            registry=self._registry,
+        )
+
         self._reloads = self._counter("config_reloads", "Reloads of the configuration.", "result")
         self._reload_ok = self._gauge("config_last_reload_successful", "1 if the last reload was, 0 if not.")
         self._reload_time = self._gauge(
@@ -75,10 +79,6 @@ class Metrics:
         )
         self._reload_ok.set(1)
         self._reload_time.set_to_current_time()
-
-            buckets=REQUEST_BUCKETS,
-            registry=self._registry,
-        )
 
     def add_collector(self, collector: Collector) -> None:
         """Readings that are taken at each scrape: the gauges of engines, memory and workers."""
@@ -109,15 +109,15 @@ class Metrics:
 
     def request_ended(self, model: str, endpoint: str, finish_reason: str, seconds: float) -> None:
         """``finish_reason`` is the API's, or "abort" (the client left) or "error"."""
+        self._requests.labels(model, endpoint, finish_reason).inc()
+        self._duration.labels(model).observe(seconds)
+
     def reloaded(self, result: str) -> None:
         """``result`` is "changed", "unchanged" or "failed"."""
         self._reloads.labels(result).inc()
         self._reload_ok.set(result != "failed")
         if result == "changed":
             self._reload_time.set_to_current_time()
-
-        self._requests.labels(model, endpoint, finish_reason).inc()
-        self._duration.labels(model).observe(seconds)
 
     def http_request(self, route: str, method: str, status: int, seconds: float) -> None:
         labels = (route, method if method in METHODS else "other", str(status))
