@@ -13,7 +13,16 @@ from emlxd.api.fields import SamplingBody
 from emlxd.api.prompts import Prompt
 from emlxd.api.render import Said
 from emlxd.api.surface import Services, Worker
-from emlxd.core import Event, Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
+from emlxd.core import (
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    ModelInfo,
+    SamplingParams,
+    TextPiece,
+    ToolCallPiece,
+)
 from emlxd.errors import ContextLengthExceeded, RequestError
 from emlxd.metrics import Metrics
 from emlxd.worker.mailbox import Generation
@@ -145,7 +154,7 @@ class Run:
             raise event.error
         if isinstance(event, Finished):
             self._finish(event)
-        elif isinstance(event, TextPiece) and not self._spoke:
+        elif isinstance(event, TextPiece | ToolCallPiece) and not self._spoke:
             self._spoke = True
             self._metrics.first_token(self._model, self._exchange.seconds)
         return event
