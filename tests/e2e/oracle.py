@@ -86,7 +86,8 @@ def _dense(tensors: dict[str, mx.array], name: str) -> mx.array:
     weight = tensors[name]
     if f"{stem}.scales" in tensors:
         bits = 8 if stem == "token_embd" else 4
-        scales, biases = tensors[f"{stem}.scales"], tensors[f"{stem}.biases"]
+        # In float32: in the scales' own float16 the weights would be rounded.
+        scales, biases = (tensors[f"{stem}.{part}"].astype(mx.float32) for part in ("scales", "biases"))
         weight = mx.dequantize(weight, scales, biases, group_size=32, bits=bits)
     heads = {"attn_q": 9, "attn_k": 3}.get(stem.rpartition(".")[2])
     if heads:
