@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from emlxd.config import ModelSettings
+from emlxd.core import WorkerCounts
 from emlxd.errors import NoRoom
 from emlxd.memory import Needs, format_bytes, victims
 from emlxd.worker.worker import Worker
@@ -24,7 +26,10 @@ Prepare = Callable[[ModelSettings], Awaitable[Needs]]
 
 @dataclass(eq=False, slots=True)
 class Resident:
-    """A model in memory, or on its way in or out. ``needs`` are the bytes it is counted with."""
+    """A model in memory, or on its way in or out.
+
+    ``needs`` are the bytes it is counted with, ``load_seconds`` is how long loading it took.
+    """
 
     settings: ModelSettings
     worker: Worker
@@ -32,6 +37,7 @@ class Resident:
     last_used: float
     leases: int = 0
     loaded: bool = False
+    load_seconds: float = 0.0
     retired: bool = False
     closing: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +76,11 @@ class Resident:
 
 
 class Residents:
-    """Everything in memory, within ``budget`` bytes. ``now`` is a monotonic clock in seconds."""
+    """Everything in memory, within ``budget`` bytes. ``now`` is a monotonic clock in seconds.
+
+    For metrics, ``loads`` are counted by model and result, ``unloads`` by model and reason, and ``gone`` holds
+    what the workers have done that have left, by model.
+    """
 
     def __init__(
         self,
@@ -86,6 +96,9 @@ class Residents:
         self._residents: list[Resident] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
+        self.loads: Counter[tuple[str, str]] = Counter()
+        self.unloads: Counter[tuple[str, str]] = Counter()
+        self.gone: dict[str, WorkerCounts] = {}
 
     def __iter__(self) -> Iterator[Resident]:
         return iter(self._residents)
@@ -106,10 +119,13 @@ class Residents:
         try:
             await resident.worker.start()
         except BaseException:
+            self.loads[settings.name, "failure"] += 1
             self.retire(resident)
             raise
+        self.loads[settings.name, "success"] += 1
         resident.loaded, resident.last_used = True, self._now()
-        seconds = round(resident.last_used - started, 2)
+        resident.load_seconds = resident.last_used - started
+        seconds = round(resident.load_seconds, 2)
         log.info("model loaded", model=settings.name, seconds=seconds, memory=format_bytes(needs.total))
         return resident
 
@@ -123,7 +139,7 @@ class Residents:
                 raise self._no_room(settings, needs)
             for resident in chosen:
                 log.info("model unloaded", model=resident.settings.name, to_make_room_for=settings.name)
-                self.retire(resident)
+                self.retire(resident, "room")
             self._freed.clear()
             await self._freed.wait()
         resident = Resident(settings, self._make_worker(settings), needs, self._now())
@@ -160,6 +176,8 @@ class Residents:
         """No more requests for it; it is unloaded as soon as the last one has ended."""
         if not resident.retired:
             resident.retired = True
+            if resident.loaded:
+                self.unloads[resident.settings.name, reason] += 1
             self._let_go(resident)
 
     def _let_go(self, resident: Resident) -> None:
@@ -175,6 +193,7 @@ class Residents:
         except Exception:
             log.exception("a worker did not end in order", model=resident.settings.name)
         self._residents.remove(resident)
+        self._keep_counts(resident)
         resident.gone.set()
         self._freed.set()
 
