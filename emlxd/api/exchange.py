@@ -32,7 +32,8 @@ from emlxd.log import bind_request
 from emlxd.metrics import Metrics
 
 CLIENT_CLOSED = 499  # nginx's number for a client that left before the answer began
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds: logged when they fail
+# Asked every few seconds: logged when they fail.
+PROBES = frozenset({"/health", "/ready", "/metrics", "/admin/status"})
 _KEY = "emlxd.exchange"
 _log = structlog.get_logger("emlxd.http")
 

@@ -182,6 +182,10 @@ def admin_app(**server: Any) -> Quart:
         ("<local>", {}, 403),
         ("127.0.0.1", {"Origin": "https://evil.example.com"}, 403),
         ("127.0.0.1", {"Origin": PAGE}, 200),
+        ("127.0.0.1", {"Origin": "http://localhost:8420", "Host": "localhost:8420"}, 200),
+        ("127.0.0.1", {"Origin": "http://[::1]:8420", "Host": "[::1]:8420"}, 200),
+        ("127.0.0.1", {"Host": "rebound.example.com"}, 403),
+        ("127.0.0.1", {"Origin": "http://rebound.example.com", "Host": "rebound.example.com"}, 403),
     ],
 )
 async def test_without_keys_only_this_machine_operates(

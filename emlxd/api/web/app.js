@@ -42,25 +42,29 @@ function startTheme() {
   });
 }
 
-/** Asks for the key until it is given or declined. */
+let declined = false; // the key dialog was closed without a key
+
 function startKey() {
   const dialog = byId("key-dialog");
   byId("key-form").addEventListener("submit", () => {
+    declined = false;
     key.set(byId("key").value.trim());
+    byId("key").value = "";
     tick();
   });
-  byId("key-cancel").addEventListener("click", () => dialog.close());
-  byId("health").addEventListener("click", () => {
-    if (byId("health").dataset.state === "locked") dialog.showModal();
+  dialog.addEventListener("cancel", () => (declined = true));
+  byId("key-cancel").addEventListener("click", () => {
+    declined = true;
+    dialog.close();
   });
+  byId("unlock").addEventListener("click", () => dialog.showModal());
 }
 
 function showHealth(state, text) {
   byId("health").dataset.state = state;
   setText(byId("health"), text);
+  byId("unlock").hidden = state !== "locked";
 }
-
-let asked = false;
 
 async function tick() {
   try {
@@ -71,13 +75,11 @@ async function tick() {
     showHealth(down ? "failed" : loading ? "loading" : "ready", down ? `${down} failed` : loading ? "loading" : "ready");
     if (status.operator) config.showReload(status);
     byId("tab-config").hidden = !status.operator;
-    asked = false;
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     const locked = error.status === 401;
     showHealth(locked ? "locked" : "away", locked ? "a key is needed" : "not reachable");
-    if (!locked || asked) return;
-    asked = true;
+    if (!locked || declined || byId("key-dialog").open) return;
     setText(byId("key-note"), key.get() ? error.message : "It is kept until this tab is closed.");
     byId("key-dialog").showModal();
   }

@@ -26,16 +26,20 @@ export async function refresh() {
 /** What `/admin/status` says of the last reload: nothing until there was one. */
 export function showReload({ config, last_reload: last, needs_restart: waiting = [] }) {
   setText(byId("config-path"), config ?? "");
-  const box = byId("reload");
   byId("reload-flag").hidden = !last?.error;
+  const box = byId("reload");
+  const shown = JSON.stringify([last, waiting]);
+  if (box.shown === shown) return;
+  box.shown = shown;
   box.classList.toggle("bad", Boolean(last?.error));
-  const title = last?.error ? "The last reload failed. What was in force stays in force." : "Last reload";
-  const parts = last ? [title, new Date(last.at * 1000).toLocaleString(), last.error ?? changes(last.plan)] : [];
-  if (waiting.length) parts.push(`Changed in the file, and in force after a restart: ${waiting.join(", ")}`);
-  if (box.shown === parts.join("\n")) return;
-  box.shown = parts.join("\n");
-  const [head, ...rest] = parts;
-  box.replaceChildren(...(head ? [make("h2", {}, head)] : []), ...rest.map((part) => make("pre", {}, part)));
+  box.replaceChildren();
+  if (last) {
+    box.append(
+      make("h2", {}, last.error ? "The last reload failed" : "Last reload"),
+      make("p", { class: "muted" }, new Date(last.at * 1000).toLocaleString() + (last.error ? ". What was in force stays in force." : "")),
+      make("pre", {}, last.error ?? changes(last.plan)));
+  }
+  if (waiting.length) box.append(make("p", {}, `Changed in the file, in force after a restart: ${waiting.join(", ")}`));
 }
 
 const WORDS = { add: "added", drop: "removed", replace: "loaded anew", retune: "changed in place", settings: "settings" };

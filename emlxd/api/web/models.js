@@ -39,9 +39,10 @@ async function readStatus() {
     if (!(error instanceof Refused) || ![403, 404].includes(error.status)) throw error;
   }
   const ready = await getJson("/ready").catch(() => ({ models: {} }));
-  const names = (await getJson("/v1/models")).data.map((model) => model.id);
   const models = Object.entries(ready.models).map(([name, state]) => ({ name, state, aliases: [] }));
-  return { operator: false, models: models.length ? models : names.map((name) => ({ name, aliases: [] })) };
+  if (models.length) return { operator: false, models };
+  const names = (await getJson("/v1/models")).data.map((model) => model.id);
+  return { operator: false, models: names.map((name) => ({ name, aliases: [] })) };
 }
 
 const reader = (readings, model) => (name) => readings[`emlxd_${name}`]?.get(model);
@@ -67,10 +68,10 @@ class Card {
     this.rates = [];
     this.last = null;
     this.state = make("p", { class: "state" });
-    this.aliases = make("p", { class: "aliases" });
     this.error = make("p", { class: "error" });
     this.button = make("button", { onclick: () => this.toggle() });
-    this.slots = make("div", { class: "slots" });
+    this.slots = make("div", { class: "slots", "aria-hidden": "true" });
+    this.requests = make("span", { class: "number" });
     this.memory = make("span", { class: "number" });
     this.rate = make("b");
     this.line = svg("path", { class: "line" });
@@ -78,15 +79,14 @@ class Card {
     const chart = svg("svg", { viewBox: `0 0 ${SAMPLES - 1} 30`, preserveAspectRatio: "none", "aria-hidden": "true" });
     chart.append(this.area, this.line);
     this.spark = make("div", { class: "spark" }, chart, make("p", { class: "rate" }, this.rate, make("small", {}, "tokens/s")));
-    this.facts = make("div", { class: "facts" }, this.slots, this.memory);
+    this.facts = make("div", { class: "facts" }, this.requests, this.memory);
     this.element = make("li", { class: "card" },
-      make("div", { class: "row" }, make("div", {}, make("p", { class: "name" }, name), this.aliases), this.button),
-      this.state, this.error, this.spark, this.facts);
+      make("div", { class: "row" }, make("div", {}, make("p", { class: "name" }, name), this.state), this.button),
+      this.error, this.spark, this.slots, this.facts);
   }
 
   update(model, read, now, operator) {
     const loaded = model.state === "loaded";
-    setText(this.aliases, model.aliases?.join(", ") ?? "");
     this.state.dataset.state = model.state ?? "unknown";
     setText(this.state, describe(model));
     setText(this.error, model.error ?? "");
@@ -95,18 +95,18 @@ class Card {
     this.button.hidden = !operator || !["loaded", "unloaded", "failed"].includes(model.state);
     setText(this.button, loaded ? "Unload" : "Load");
     this.button.setAttribute("aria-label", `${loaded ? "Unload" : "Load"} ${this.name}`);
-    this.spark.hidden = this.facts.hidden = !loaded;
+    this.spark.hidden = this.slots.hidden = this.facts.hidden = !loaded;
     this.showSlots(read("slots") ?? 0, read("requests_running") ?? 0, read("requests_waiting") ?? 0);
     setText(this.memory, model.memory ? bytes(model.memory.total) : "");
     this.measure(read("generation_tokens_total") ?? 0, now);
   }
 
   showSlots(slots, running, waiting) {
-    while (this.slots.children.length > Math.min(slots, MAX_PIPS) + 1) this.slots.firstChild.remove();
-    if (!this.slots.lastChild) this.slots.append(make("span"));
-    while (this.slots.children.length < Math.min(slots, MAX_PIPS) + 1) this.slots.prepend(make("i"));
-    [...this.slots.querySelectorAll("i")].forEach((pip, place) => pip.classList.toggle("busy", place < running));
-    setText(this.slots.lastChild, `${running} of ${slots} slots` + (waiting ? `, ${waiting} waiting` : ""));
+    const shown = Math.min(slots, MAX_PIPS);
+    while (this.slots.children.length > shown) this.slots.lastChild.remove();
+    while (this.slots.children.length < shown) this.slots.append(make("i"));
+    [...this.slots.children].forEach((pip, place) => pip.classList.toggle("busy", place < running));
+    setText(this.requests, `${running} of ${slots} slots in use` + (waiting ? `, ${waiting} waiting` : ""));
   }
 
   /** The speed since the last reading; a counter that went back belongs to a new process. */
@@ -136,7 +136,8 @@ class Card {
 
 function describe(model) {
   const words = { loaded: "Loaded", loading: "Loading", unloaded: "Not loaded", failed: "Failed" };
-  return words[model.state] ?? model.state ?? "Configured";
+  const state = words[model.state] ?? model.state ?? "Configured";
+  return model.aliases.length ? `${state}, also called ${model.aliases.join(", ")}` : state;
 }
 
 function svg(tag, attributes) {
