@@ -89,7 +89,6 @@ class MlxRunner:
         self._end_tokens = end_tokens
         self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile)
-        self._forwarded: tuple[mx.array, mx.array] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -98,6 +97,7 @@ class MlxRunner:
         self._pool = BlockPool(self._cache, self._prefix_cache_bytes)
         self._sampling = SlotSampling(self.slots, self.vocab_size, self._end_tokens)
         self._tokens = mx.zeros((self.slots,), mx.int32)
+        self._forwarded: tuple[mx.array, mx.array] | None = None
 
     @property
     def architecture(self) -> str:

@@ -181,6 +181,8 @@ class Engine:
     def fail_all(self, error: EmlxdError) -> None:
         """Ends every request with ``error``."""
         self._fail(list(self._requests), error)
+        self._free_slots()
+        self._mailbox.flush()
 
     def recover(self, error: EmlxdError, *, shed: bool) -> None:
         """Starts anew after a step has failed: what was on the device is lost.
@@ -194,6 +196,8 @@ class Engine:
         self._runner.reset()
         self.prefixes.clear()
         self._fail([sequence.request.id for sequence in failing], error)
+        self._free_slots()
+        self._mailbox.flush()
         self._scheduler.requeue()
 
     def _admit(self) -> None:
@@ -320,9 +324,10 @@ class Engine:
 
     def _fail(self, request_ids: Iterable[str], error: EmlxdError) -> None:
         for request_id in dict.fromkeys(request_ids):
-            self._mailbox.put(self._requests[request_id][0].generation, Failed(error))
-            self.cancel(request_id)
-        self._mailbox.flush()
+            answers = self._requests[request_id].copy()
+            self._mailbox.put(answers[0].generation, Failed(error))
+            for sequence in answers:
+                self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         """What the step in flight still brings for it is dropped on arrival."""

@@ -111,6 +111,7 @@ class FakeRunner:
         self.copied.append(tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
+        assert self._forwarded is None, "nobody moves between a forward pass and its sampling"
         assert tokens <= len(self.cache[source])
         self.cache[target] = self.cache[source][:tokens]
         self.next[target] = self.next[source]

@@ -232,6 +232,44 @@ def test_a_cancelled_request_frees_its_slot_at_once(steps: int) -> None:
     assert isinstance(waiting.end, Finished)
 
 
+class Breaking(OnlyOdd):
+    """A grammar that fails on its third mask or token."""
+
+    def __init__(self, *, on_mask: bool) -> None:
+        super().__init__()
+        self._on_mask = on_mask
+
+    def mask(self) -> bytes:
+        if self._on_mask and len(self.seen) == 3:
+            raise ServerFault("no mask")
+        return super().mask()
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if not self._on_mask and len(self.seen) == 3:
+            raise ServerFault("no token")
+
+
+@pytest.mark.parametrize("on_mask", [True, False])
+def test_a_grammar_that_breaks_ends_its_own_answer_and_moves_nobody_within_a_step(on_mask: bool) -> None:
+    harness = Harness(rule_without_end)
+    broken = harness.submit(request(1, [2] * 10), Breaking(on_mask=on_mask))
+    others = [harness.submit(request(number, [3] * (9 + number))) for number in (2, 3)]
+    held = harness.submit(request(4, [4] * 12), OnlyOdd())
+    harness.run()
+    assert isinstance(broken.end, Failed)
+    assert len(held.text.split()) == 5
+    for number, listener in zip((2, 3), others, strict=True):
+        tokens = [3] * (9 + number)
+        while len(tokens) < 29 + number:
+            tokens.append(rule_without_end(tokens))
+        assert listener.text.split() == [str(token) for token in tokens[9 + number :]]
+
+
+def rule_without_end(tokens: Sequence[int]) -> int:
+    return rule(tokens) or 4
+
+
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 30),  # step of arrival
