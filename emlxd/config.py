@@ -176,6 +176,9 @@ class MetricsSettings(Section):
 
     enabled: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
     require_key: bool = Field(default=True, description="With API keys set, /metrics needs one too.")
+    vllm_names: bool = Field(
+        default=False, description="Also give the metrics that vLLM has under its names, for its dashboards."
+    )
 
 
 class LogSettings(Section):

@@ -19,6 +19,7 @@ from emlxd.errors import ServerFault
 from emlxd.memory import Needs
 from emlxd.metrics import Metrics
 from emlxd.operate import Operator
+from emlxd.readings import Readings
 from emlxd.registry import Registry
 from emlxd.reload.reloader import Reloader
 from emlxd.reload.watch import changes
@@ -67,6 +68,7 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
     footprint.apply_limits(settings.memory)
     metrics = Metrics(device=device.current_device().kind)
     registry = _make_registry(settings)
+    metrics.add_collector(Readings(registry, footprint.memory_use))
     front = Front(registry, metrics)
 
     def apply(new: Settings) -> Callable[[], None]:

@@ -6,20 +6,19 @@ URL map, and methods from a fixed list.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from emlxd.core import Timing, Usage
+from emlxd.vllm_names import vllm_families
 
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-INTER_TOKEN_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5,
 )  # fmt: skip
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKEN_BUCKETS = tuple(2**power for power in range(18))
@@ -51,9 +50,6 @@ class Metrics:
         self._first_token = self._seconds(
             "time_to_first_token", "From the request's arrival to its first text.", FIRST_TOKEN_BUCKETS
         )
-        self._inter_token = self._seconds(
-            "inter_token_latency", "Mean time between the tokens of a generation.", INTER_TOKEN_BUCKETS
-        )
         self._duration = self._seconds("request_duration", "From arrival to the last event.")
         self._queue = self._seconds("request_queue", "Spent waiting for a slot.")
         self._prefill = self._seconds("request_prefill", "Spent reading the prompt.")
@@ -84,10 +80,13 @@ class Metrics:
         """Readings that are taken at each scrape: the gauges of engines, memory and workers."""
         self._registry.register(collector)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All readings in the format that the ``Accept`` header asks for, and its content type."""
+    def exposition(self, accept: str, *, vllm_names: bool = False) -> tuple[bytes, str]:
+        """All readings in the format that the ``Accept`` header asks for, and its content type.
+
+        ``vllm_names`` adds those that vLLM has too, under its names.
+        """
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(_Exposed(self._registry, vllm_names=vllm_names)), content_type
 
     def first_token(self, model: str, seconds: float) -> None:
         self._first_token.labels(model).observe(seconds)
@@ -104,8 +103,6 @@ class Metrics:
         self._queue.labels(model).observe(timing.queue)
         self._prefill.labels(model).observe(timing.prefill)
         self._decode.labels(model).observe(timing.decode)
-        if usage.completion_tokens > 1:
-            self._inter_token.labels(model).observe(timing.decode / (usage.completion_tokens - 1))
 
     def request_ended(self, model: str, endpoint: str, finish_reason: str, seconds: float) -> None:
         """``finish_reason`` is the API's, or "abort" (the client left) or "error"."""
@@ -135,3 +132,19 @@ class Metrics:
 
     def _tokens(self, name: str, text: str) -> Histogram:
         return Histogram(f"emlxd_{name}", text, ("model",), buckets=TOKEN_BUCKETS, registry=self._registry)
+
+
+class _Exposed(Collector):
+    """What a scrape gets: without the times of creation, which would add a line to every counter."""
+
+    def __init__(self, registry: Collector, *, vllm_names: bool) -> None:
+        self._registry = registry
+        self._vllm_names = vllm_names
+
+    def collect(self) -> Iterator[Metric]:
+        families = list(self._registry.collect())
+        for family in families:
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        yield from families
+        if self._vllm_names:
+            yield from vllm_families(families)

@@ -30,7 +30,9 @@ def routes(services: Services) -> Blueprint:
 
         @blueprint.get("/metrics")
         async def metrics() -> Response:
-            text, content_type = services.metrics.exposition(request.headers.get("Accept", ""))
+            text, content_type = services.metrics.exposition(
+                request.headers.get("Accept", ""), vllm_names=services.settings.metrics.vllm_names
+            )
             return Response(text, content_type=content_type)
 
     return blueprint

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -45,9 +46,13 @@ Start = Callable[..., AbstractAsyncContextManager[Server]]
 
 @asynccontextmanager
 async def start_server(
-    registry: FakeRegistry | None = None, tasks: Sequence[Task] = (), **server: Any
+    registry: Any = None,
+    tasks: Sequence[Task] = (),
+    sections: Mapping[str, Any] = MappingProxyType({}),
+    **server: Any,
 ) -> AsyncIterator[Server]:
-    settings = Settings(server=ServerSettings(**{"heartbeat": 0, "drain_timeout": 0} | server))
+    """``server`` sets what is in that section of the configuration, ``sections`` the others."""
+    settings = Settings(server=ServerSettings(**{"heartbeat": 0, "drain_timeout": 0} | server), **sections)
     registry, metrics, stop = registry or FakeRegistry(), Metrics(device="fake"), asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
