@@ -15,6 +15,7 @@ from emlxd.api import (
     health,
     messages,
     models,
+    openapi,
     page,
     responses,
     running,
@@ -27,7 +28,19 @@ from emlxd.config import Settings
 from emlxd.metrics import Metrics
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
-FAMILIES = (chat, completions, responses, messages, embeddings, tokenization, models, health, running, page)
+FAMILIES = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    tokenization,
+    models,
+    health,
+    running,
+    openapi,
+    page,
+)
 
 
 def create_app(

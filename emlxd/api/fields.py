@@ -137,7 +137,9 @@ class GenerationBody(SamplingBody):
 
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_at_most_four)] = []
+    stop: Annotated[
+        list[str], BeforeValidator(_at_most_four, json_schema_input_type=str | list[str] | None)
+    ] = []
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")

@@ -30,7 +30,10 @@ def _blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-TextBlocks = Annotated[list[Annotated[TextBlock, known_kind("text")]], BeforeValidator(_blocks)]
+TextBlocks = Annotated[
+    list[Annotated[TextBlock, known_kind("text")]],
+    BeforeValidator(_blocks, json_schema_input_type=str | list[TextBlock]),
+]
 
 
 class ToolResultBlock(Body):
@@ -70,7 +73,11 @@ BLOCKS_OF = {
 
 class Turn(Body):
     role: Literal["user", "assistant"]
-    content: Annotated[list[Block], Field(min_length=1), BeforeValidator(_blocks)]
+    content: Annotated[
+        list[Block],
+        Field(min_length=1),
+        BeforeValidator(_blocks, json_schema_input_type=str | list[Block]),
+    ]
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> Turn:
@@ -124,7 +131,9 @@ class MessagesBody(SamplingBody, MessagesPrompt):
 
     max_tokens: Annotated[int, Field(ge=1)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: Annotated[list[str], BeforeValidator(_stop_sequences)] = Field(default=[])
+    stop_sequences: Annotated[
+        list[str], BeforeValidator(_stop_sequences, json_schema_input_type=list[str] | None)
+    ] = Field(default=[])
 
     @property
     def token_limit(self) -> int:

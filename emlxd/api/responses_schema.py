@@ -41,7 +41,7 @@ Part = Annotated[
     Discriminator(kind_tag),
     known_kind("input_text", "output_text", "text", "refusal"),
 ]
-Parts = Annotated[list[Part], BeforeValidator(_parts)]
+Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
 
 
 class MessageItem(Body):
@@ -115,7 +115,9 @@ class ResponsesBody(SamplingBody):
         "truncation": ("disabled",),
     }
 
-    input: Annotated[list[Item], Field(min_length=1), BeforeValidator(_items)]
+    input: Annotated[
+        list[Item], Field(min_length=1), BeforeValidator(_items, json_schema_input_type=str | list[Item])
+    ]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -41,6 +41,16 @@ def _content(value: Any) -> Any:
     return value
 
 
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
 class FunctionCall(Body):
     name: str
     arguments: str
@@ -54,7 +64,9 @@ class ToolCall(Body):
 
 class Message(Body):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: Annotated[Any, BeforeValidator(_content)] = None
+    content: Annotated[
+        Any, BeforeValidator(_content, json_schema_input_type=str | list[TextPart | RefusalPart] | None)
+    ] = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -183,7 +195,10 @@ def _prompts(value: Any) -> Any:
     )
 
 
-Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+Prompts = Annotated[
+    list[Any],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
 
 
 class CompletionBody(GenerationBody):

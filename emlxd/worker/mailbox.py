@@ -14,7 +14,7 @@ from itertools import groupby
 from math import inf
 from typing import Final
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest, PromptScored, TextPiece
+from emlxd.core import Event, Failed, Finished, GenerateRequest, PromptScored, TextPiece, ToolCallPiece
 from emlxd.errors import EmlxdError, RequestError
 
 MAX_UNREAD: Final = 512 * 1024  # bytes, roughly
@@ -88,10 +88,14 @@ class Generation:
 
 
 def _weight(event: Event) -> int:
-    if not isinstance(event, TextPiece):
-        return _EVENT_WEIGHT
-    scores = sum(_SCORE_WEIGHT * (1 + len(entry.top)) for entry in event.logprobs)
-    return _EVENT_WEIGHT + len(event.text) + scores
+    match event:
+        case TextPiece():
+            scores = sum(_SCORE_WEIGHT * (1 + len(entry.top)) for entry in event.logprobs)
+            return _EVENT_WEIGHT + len(event.text) + scores
+        case ToolCallPiece():
+            return _EVENT_WEIGHT + len(event.arguments)
+        case _:
+            return _EVENT_WEIGHT
 
 
 def _joined(events: Iterable[Event]) -> deque[Event]:

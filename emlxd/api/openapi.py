@@ -1,0 +1,250 @@
+"""GET /openapi.json: every route for programs, with its bodies from the models that check them.
+
+The table of operations is kept by hand; a test holds it to the routes of the app, and schemathesis
+holds the answers to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from pydantic.json_schema import models_json_schema
+from quart import Blueprint, Response
+
+from emlxd.api import messages_schema, responses_schema, schema
+from emlxd.api.fields import Body
+from emlxd.api.logprobs import Json
+from emlxd.api.surface import Services
+from emlxd.metrics import package_version
+
+REFERENCE: Final = "#/components/schemas/{model}"
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _nullable(value: Json) -> Json:
+    return {"anyOf": [value, {"type": "null"}]}
+
+
+def _const(value: str) -> Json:
+    return {"type": "string", "const": value}
+
+
+TEXT: Final[Json] = {"type": "string"}
+COUNT: Final[Json] = {"type": "integer", "minimum": 0}
+FLAG: Final[Json] = {"type": "boolean"}
+ANY_OBJECT: Final[Json] = {"type": "object"}
+
+ERROR: Final = _object(
+    error=_object(message=TEXT, type=TEXT, param=_nullable(TEXT), code=_nullable(TEXT)),
+)
+ANTHROPIC_ERROR: Final = _object(type=_const("error"), error=_object(type=TEXT, message=TEXT))
+USAGE: Final = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
+ENVELOPE: Final[Json] = {"id": TEXT, "created": COUNT, "model": TEXT, "usage": USAGE}
+CHAT_MESSAGE: Final = _object(role=_const("assistant"), content=_nullable(TEXT), refusal=_nullable(TEXT))
+CHOICE: Final[Json] = {"index": COUNT, "finish_reason": TEXT, "logprobs": _nullable(ANY_OBJECT)}
+CHAT: Final = _object(
+    **ENVELOPE, object=_const("chat.completion"), choices=_list(_object(**CHOICE, message=CHAT_MESSAGE))
+)
+COMPLETION: Final = _object(
+    **ENVELOPE, object=_const("text_completion"), choices=_list(_object(**CHOICE, text=TEXT))
+)
+RESPONSE: Final = _object(
+    id=TEXT,
+    object=_const("response"),
+    created_at=COUNT,
+    status=TEXT,
+    model=TEXT,
+    output=_list(_object(id=TEXT, type=TEXT, status=TEXT)),
+    usage=_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+)
+MESSAGE: Final = _object(
+    id=TEXT,
+    type=_const("message"),
+    role=_const("assistant"),
+    model=TEXT,
+    content=_list(_object(type=TEXT)),
+    stop_reason=TEXT,
+    stop_sequence=_nullable(TEXT),
+    usage=_object(input_tokens=COUNT, output_tokens=COUNT),
+)
+EMBEDDINGS: Final = _object(
+    object=_const("list"),
+    model=TEXT,
+    data=_list(
+        _object(
+            object=_const("embedding"),
+            index=COUNT,
+            embedding={"anyOf": [_list({"type": "number"}), TEXT]},
+        )
+    ),
+    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+)
+TOKENS: Final = _object(
+    count=COUNT, max_model_len=COUNT, tokens=_list(COUNT), token_strs=_nullable(_list(TEXT))
+)
+MODEL: Final = _object(id=TEXT, object=_const("model"), created=COUNT, owned_by=TEXT)
+RUNNING: Final = _object(
+    id=TEXT,
+    model=TEXT,
+    endpoint=TEXT,
+    seconds={"type": "number"},
+    prompt_tokens=COUNT,
+    answers=COUNT,
+    unread_bytes=COUNT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``body`` has every kind of body that is taken; ``answer`` is a schema, or a media type but JSON."""
+
+    method: str
+    path: str
+    summary: str
+    answer: Json | str
+    body: tuple[type[Body], ...] = ()
+    streams: bool = False
+    parameters: tuple[str, ...] = ()
+
+
+OPERATIONS: Final = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", CHAT, (schema.ChatBody,), True),
+    Operation("post", "/v1/completions", "Go on with a text.", COMPLETION, (schema.CompletionBody,), True),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer in OpenAI's newer form, and keep the answer to go on from.",
+        RESPONSE,
+        (responses_schema.ResponsesBody,),
+        True,
+    ),
+    Operation("get", "/v1/responses/{id}", "A response that was kept.", RESPONSE),
+    Operation(
+        "delete",
+        "/v1/responses/{id}",
+        "Forget a response.",
+        _object(id=TEXT, object=_const("response"), deleted=FLAG),
+    ),
+    Operation(
+        "post", "/v1/messages", "Answer in Anthropic's form.", MESSAGE, (messages_schema.MessagesBody,), True
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation in Anthropic's form.",
+        _object(input_tokens=COUNT),
+        (messages_schema.MessagesPrompt,),
+    ),
+    Operation("post", "/v1/embeddings", "Texts as vectors.", EMBEDDINGS, (schema.EmbeddingsBody,)),
+    Operation(
+        "post",
+        "/tokenize",
+        "A text or a conversation in tokens.",
+        TOKENS,
+        (schema.TokenizeTextBody, schema.TokenizeChatBody),
+    ),
+    Operation("post", "/detokenize", "Tokens as text.", _object(prompt=TEXT), (schema.DetokenizeBody,)),
+    Operation("get", "/v1/models", "The models.", _object(object=_const("list"), data=_list(MODEL))),
+    Operation("get", "/v1/models/{model}", "One model.", MODEL),
+    Operation("get", "/health", "The process runs.", _object(status=_const("ok"))),
+    Operation("get", "/ready", "Every model answers.", _object(status=_const("ready"), models=ANY_OBJECT)),
+    Operation("get", "/metrics", "Readings for Prometheus.", "text/plain"),
+    Operation("get", "/openapi.json", "This description.", _object(openapi=TEXT, paths=ANY_OBJECT)),
+    Operation("get", "/admin/requests", "What runs now.", _object(requests=_list(RUNNING))),
+    Operation(
+        "post", "/admin/requests/{id}/abort", "End a request.", _object(id=TEXT, aborted={"const": True})
+    ),
+    Operation("get", "/admin/status", "The models and their memory.", ANY_OBJECT),
+    Operation("get", "/admin/config", "The settings in force, without secrets.", ANY_OBJECT),
+    Operation(
+        "post",
+        "/admin/reload",
+        "Read the configuration again.",
+        _object(dry_run=FLAG, plan=ANY_OBJECT),
+        parameters=("dry_run",),
+    ),
+    Operation("post", "/admin/models/{name}/load", "Load a model.", _object(model=TEXT, state=TEXT)),
+    Operation("post", "/admin/models/{name}/unload", "Unload a model.", _object(model=TEXT, state=TEXT)),
+)
+
+
+def routes(services: Services) -> Blueprint:
+    blueprint = Blueprint("openapi", __name__)
+    server = services.settings.server
+    data = orjson.dumps(document(keys=bool(server.api_keys or server.api_keys_file)))
+
+    @blueprint.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(data, content_type="application/json")
+
+    return blueprint
+
+
+def document(*, keys: bool) -> Json:
+    """The description in OpenAPI 3.1. ``keys``: whether the server wants API keys."""
+    bodies = [(body, "validation") for operation in OPERATIONS for body in operation.body]
+    names, definitions = models_json_schema(bodies, ref_template=REFERENCE)  # type: ignore[arg-type]
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        schemas = [names[body, "validation"] for body in operation.body]
+        paths.setdefault(operation.path, {})[operation.method] = _operation_object(operation, schemas)
+    errors = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "emlxd", "version": package_version()},
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}) | errors,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{"bearer": []}, {"header": []}] if keys else [],
+    }
+
+
+def _operation_object(operation: Operation, bodies: list[Any]) -> Json:
+    error = "AnthropicError" if operation.path.startswith("/v1/messages") else "Error"
+    refused = _content("application/json", {"$ref": REFERENCE.format(model=error)})
+    described: Json = {
+        "summary": operation.summary,
+        "parameters": _parameters(operation),
+        "responses": {
+            "200": {"description": "Success.", "content": _answer(operation)},
+            "4XX": {"description": "The request is at fault.", "content": refused},
+            "5XX": {"description": "The server is at fault, or cannot answer now.", "content": refused},
+        },
+    }
+    if bodies:
+        body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        described["requestBody"] = {"required": True, "content": _content("application/json", body)}
+    return described
+
+
+def _answer(operation: Operation) -> Json:
+    if isinstance(operation.answer, str):
+        return _content(operation.answer, TEXT)
+    events: Json = {"text/event-stream": {}} if operation.streams else {}
+    return _content("application/json", operation.answer) | events
+
+
+def _parameters(operation: Operation) -> list[Json]:
+    in_path = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    return [
+        *({"name": name, "in": "path", "required": True, "schema": TEXT} for name in in_path),
+        *({"name": name, "in": "query", "schema": FLAG} for name in operation.parameters),
+    ]
+
+
+def _content(media_type: str, value: Json) -> Json:
+    return {media_type: {"schema": value}}
