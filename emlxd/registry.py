@@ -14,7 +14,7 @@ import structlog
 
 from emlxd.config import ModelSettings
 from emlxd.errors import EmlxdError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
-from emlxd.residency import Resident, Residents
+from emlxd.residency import Resident, Residents, UnloadReason
 from emlxd.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -213,13 +213,13 @@ class Registry:
         entry.retry_at = self._now() + min(FIRST_RETRY * 2 ** (entry.failures - 1), LAST_RETRY)
         log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
 
-    def discard(self, entry: ModelEntry) -> None:
+    def discard(self, entry: ModelEntry, reason: UnloadReason = "replaced") -> None:
         """No more requests for what the model has in memory; it leaves with the last one."""
         if entry.resident is not None:
-            self.residents.retire(entry.resident)
+            self.residents.retire(entry.resident, reason)
             entry.resident = None
 
-    def unload(self, entry: ModelEntry) -> None:
+    def unload(self, entry: ModelEntry, reason: UnloadReason = "request") -> None:
         """Takes the model out of memory once nobody uses it. The next request loads it again.
 
         Raises Unavailable while it is loading.
@@ -227,8 +227,8 @@ class Registry:
         if entry.loading is not None:
             raise Unavailable(f"The model '{entry.name}' is loading; unload it when it is loaded.")
         if entry.resident is not None:
-            log.info("model unloaded", model=entry.name)
-            self.discard(entry)
+            log.info("model unloaded", model=entry.name, reason=reason)
+            self.discard(entry, reason)
         entry.wanted, entry.error = False, None
 
     def retune(self, entry: ModelEntry, settings: ModelSettings) -> None:
@@ -251,13 +251,13 @@ class Registry:
         for entry in self._entries.values():
             if entry.dead:
                 log.error("worker died", model=entry.name)
-                self.discard(entry)
+                self.discard(entry, "died")
                 self._failed(entry, ServerFault("Its worker ended unexpectedly; see the log."))
                 entry.wanted = True
             elif entry.evicted:
                 entry.resident, entry.wanted = None, False
             elif self._idle_for_long(entry):
-                self.unload(entry)
+                self.unload(entry, "idle")
             if entry.wanted and not entry.usable and not entry.held and self._now() >= entry.retry_at:
                 self._start_loading(entry)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import structlog
 
@@ -19,6 +20,7 @@ from emlxd.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
 
+UnloadReason = Literal["request", "idle", "room", "replaced", "died"]
 MakeWorker = Callable[[ModelSettings], Worker]
 Prepare = Callable[[ModelSettings], Awaitable[Needs]]
 """Brings the model's files to this machine and says what it will take. Raises EmlxdError."""
@@ -78,8 +80,8 @@ class Resident:
 class Residents:
     """Everything in memory, within ``budget`` bytes. ``now`` is a monotonic clock in seconds.
 
-    For metrics, ``loads`` are counted by model and result, ``unloads`` by model and reason, and ``gone`` holds
-    what the workers have done that have left, by model.
+    For metrics, ``loads`` are counted by model and result, ``unloads`` by model and reason, and ``gone``
+    holds what the workers have done that have left, by model.
     """
 
     def __init__(
@@ -170,9 +172,9 @@ class Residents:
         for resident in sorted(self._residents, key=lambda r: (r.priority, r.last_used)):
             staying = sum(r.nbytes for r in self._residents if not r.retired)
             if resident.idle and staying > self.budget:
-                self.retire(resident)
+                self.retire(resident, "room")
 
-    def retire(self, resident: Resident, reason: str = "replaced") -> None:
+    def retire(self, resident: Resident, reason: UnloadReason = "replaced") -> None:
         """No more requests for it; it is unloaded as soon as the last one has ended."""
         if not resident.retired:
             resident.retired = True
