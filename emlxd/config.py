@@ -363,6 +363,11 @@ class ModelSettings(ModelDefaults):
     name: ModelName = Field(description="What requests call the model.")
     aliases: tuple[ModelName, ...] = Field(default=(), description="Other names for the same model.")
     source: Source = Field(description="Where the model's files come from.")
+    kind: Literal["auto", "chat", "embedding", "rerank"] = Field(
+        default="auto",
+        description="What the model is for: writing, turning texts into vectors, or scoring pairs of texts. "
+        "`auto` reads it off the model's files.",
+    )
 
     def with_defaults(self, defaults: ModelDefaults) -> ModelSettings:
         """This model with ``defaults`` where it sets nothing itself; ``sampling`` key by key."""

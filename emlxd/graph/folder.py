@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.families import family_of
+from emlxd.graph.family_table import Family
 from emlxd.graph.names import COMMON, stored_stems
 from emlxd.graph.safetensors import open_safetensors
 from emlxd.graph.weights import Quantization, Weight, from_fp8
@@ -20,14 +21,17 @@ _TEXT_MODEL: Final = re.compile(r"(language_model\.|model\.language_model\.)(mod
 
 
 class FolderCheckpoint:
-    """Of a model that also sees or hears, only the text part is read."""
+    """Of a model that also sees or hears, only the text part is read.
 
-    def __init__(self, path: Path) -> None:
+    ``family`` is what config.json names, unless the caller knows better.
+    """
+
+    def __init__(self, path: Path, family: Family | None = None) -> None:
         self.path = path
         config = _read_config(path)
         self._is_part = isinstance(config.get("text_config"), dict)
         self.config = config | config["text_config"] if self._is_part else config
-        family = family_of(self.config, str(path))
+        family = family or family_of(self.config, str(path))
         self._names = {**COMMON, **family.names}
         self._ignored = family.ignored
         self._quantization = self.config.get("quantization") or {}
@@ -40,6 +44,8 @@ class FolderCheckpoint:
         tensors: dict[str, mx.array] = {}
         for file in files:
             tensors |= open_safetensors(file)
+        if "embed_tokens.weight" in tensors:  # saved without a head, as embedding models are
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         return _text_part(tensors) if self._is_part else tensors
 
     def has(self, name: str) -> bool:

@@ -1,0 +1,143 @@
+"""The encoder: tokens in, a hidden state for each out. Shapes: B texts, L tokens each, D the hidden size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from emlxd.graph.attention import Attention, Place, Scoring
+from emlxd.graph.encoder_spec import EncoderSpec
+from emlxd.graph.layers import Embedding, Linear, Mlp, Norm, Parallel
+from emlxd.graph.rope import Rope, Rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of one step, padded at their ends to the same length.
+
+    ``tokens`` int32 [B, L]; ``lengths`` int32 [B] without padding; ``seconds`` int32 [B]: where the second
+    text of a pair begins, at the end if there is none.
+    """
+
+    tokens: mx.array
+    lengths: mx.array
+    seconds: mx.array
+
+    @property
+    def present(self) -> mx.array:
+        """bool [B, L]: which tokens are no padding."""
+        return mx.arange(self.tokens.shape[1]) < self.lengths[:, None]
+
+
+class Body(Protocol):
+    """What makes hidden states of texts: an encoder, or a decoder that writes nothing."""
+
+    def __call__(self, texts: Texts) -> mx.array:
+        """[B, L, D]"""
+
+
+@dataclass(frozen=True, slots=True)
+class BothWays(Place):
+    """A whole text in which tokens see each other in both directions, but never the padding."""
+
+    lengths: mx.array
+
+    def visible(self, back: int | None = None) -> mx.array:
+        """bool [B, 1, 1 or L, L]: a token sees ``back`` tokens to either side, or all."""
+        other = mx.arange(self.length, dtype=mx.int32)
+        present = (other < self.lengths[:, None])[:, None, None]
+        if back is None or back >= self.length:
+            return present
+        return present & (mx.abs(other[:, None] - other) <= back)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderEmbeddings:
+    """What a token is, where it is, and in which text of a pair."""
+
+    tokens: Embedding
+    positions: mx.array | None
+    types: mx.array | None
+    norm: Norm
+    first_position: int
+
+    def __call__(self, texts: Texts) -> mx.array:
+        x = self.tokens(texts.tokens)
+        length = x.shape[1]
+        if self.positions is not None:
+            x = x + self.positions[self.first_position : self.first_position + length]
+        if self.types is not None:
+            second = mx.arange(length) >= texts.seconds[:, None]
+            x = x + mx.where(second[..., None], self.types[-1], self.types[0])
+        return self.norm(x)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention:
+    """``rope`` and ``window`` as in ``EncoderLayerSpec``."""
+
+    qkv: Parallel
+    out: Linear
+    heads: int
+    rope: Rope | None
+    window: int | None
+
+    def __call__(self, x: mx.array, mask: mx.array, rotate: Rotate | None, attention: Attention) -> mx.array:
+        batch, length, hidden = x.shape
+        qkv = self.qkv(x).reshape(batch, length, 3 * self.heads, -1)
+        qk, v = mx.split(qkv, [2 * self.heads], axis=2)
+        if rotate is not None:
+            qk = rotate(qk)
+        q, k, v = (part.swapaxes(1, 2) for part in (*mx.split(qk, 2, axis=2), v))
+        out = attention(q, k, v, mask, Scoring(q.shape[-1] ** -0.5))
+        return self.out(out.swapaxes(1, 2).reshape(batch, length, hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """One block, normalised before each of its two parts, or after the sum with what went into it."""
+
+    attention: EncoderAttention
+    attention_norm: Norm | None
+    mlp: Mlp
+    mlp_norm: Norm
+    pre_norm: bool
+
+    def __call__(self, x: mx.array, mask: mx.array, rotate: Rotate | None, attention: Attention) -> mx.array:
+        if self.pre_norm:
+            h = x if self.attention_norm is None else self.attention_norm(x)
+            x = x + self.attention(h, mask, rotate, attention)
+            return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention(x, mask, rotate, attention)
+        x = x if self.attention_norm is None else self.attention_norm(x)
+        return self.mlp_norm(x + self.mlp(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """An encoder ready to run."""
+
+    spec: EncoderSpec
+    embeddings: EncoderEmbeddings
+    layers: tuple[EncoderLayer, ...]
+    norm: Norm | None
+    attention_kind: Attention
+
+    def __call__(self, texts: Texts) -> mx.array:
+        """[B, L, D]; padding gets hidden states without a meaning."""
+        batch, length = texts.tokens.shape
+        starts = mx.zeros((batch,), mx.int32)
+        place = BothWays(slice(0, batch), starts, length, length, texts.lengths)
+        masks: dict[int | None, mx.array] = {}
+        rotations: dict[int, Rotate] = {}
+        x = self.embeddings(texts)
+        for layer in self.layers:
+            window, rope = layer.attention.window, layer.attention.rope
+            if window not in masks:
+                masks[window] = self.attention_kind.mask(place, window)
+            if rope is not None and id(rope) not in rotations:
+                rotations[id(rope)] = rope.at(starts, length)
+            x = layer(x, masks[window], rotations.get(id(rope)), self.attention_kind)
+        return x if self.norm is None else self.norm(x)

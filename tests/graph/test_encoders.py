@@ -1,0 +1,210 @@
+"""Encoders against hidden states that Transformers computed of the same weights, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from emlxd.config import ModelSettings, Source
+from emlxd.core import TokenizedText
+from emlxd.errors import ModelFormatError
+from emlxd.graph.encoder_families import ENCODERS
+from emlxd.graph.open_embedder import kind_of, open_embedder
+from tests.graph.tiny import make_llama, save
+from tests.graph.tiny_encoders import DATA, PAIR, TEXTS, write_encoder
+
+REFERENCES: Final[dict[str, Any]] = json.loads(DATA.read_text())
+PAIRED: Final = [name for name, found in REFERENCES.items() if found["rerank"]]
+ALL_MODES: Final = {f"pooling_mode_{mode}": True for mode in ("cls_token", "max_tokens", "mean_tokens")} | {
+    f"pooling_mode_{mode}": True for mode in ("mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+}
+
+
+def settings(folder: Path, **more: Any) -> ModelSettings:
+    """Not compiled unless the test is about it: on a CPU that takes a compiler seconds."""
+    return ModelSettings(name="tiny", source=Source(path=folder), **({"compile": False} | more))
+
+
+def whole(*texts: list[int]) -> list[TokenizedText]:
+    return [TokenizedText(tuple(text), len(text)) for text in texts]
+
+
+def write_modules(folder: Path, pooling: dict[str, Any], *more: str) -> None:
+    names = ["Transformer", "Pooling", *more]
+    modules = [
+        {"path": f"{place}_{name}" if place else "", "type": f"sentence_transformers.models.{name}"}
+        for place, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    found = REFERENCES["bert"]["embedding"]
+    return write_encoder(tmp_path / "bert", found["config"], found["shapes"])
+
+
+def pooled(states: list[list[float]]) -> list[np.ndarray[Any, Any]]:
+    """What each of sentence-transformers' poolings is, from a text's hidden states alone."""
+    rows = np.array(states)
+    count = len(rows)
+    ramp = np.arange(1, count + 1)[:, None]
+    return [
+        rows[0],
+        rows.max(axis=0),
+        rows.mean(axis=0),
+        rows.sum(axis=0) / np.sqrt(count),
+        (rows * ramp).sum(axis=0) / ramp.sum(),
+        rows[-1],
+    ]
+
+
+def test_every_family_has_a_reference() -> None:
+    assert set(REFERENCES) == set(ENCODERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "compile"), [*((name, False) for name in REFERENCES), ("bert", True), ("modernbert", True)]
+)
+def test_hidden_states_are_those_of_transformers(name: str, compile: bool, tmp_path: Path) -> None:
+    """Through all poolings at once, for texts of different lengths in one step."""
+    found = REFERENCES[name]["embedding"]
+    folder = write_encoder(tmp_path, found["config"], found["shapes"])
+    write_modules(folder, ALL_MODES)
+    embedder = open_embedder(folder, settings(folder, compile=compile))
+    made = embedder.run(whole(*TEXTS), rows=4, length=16)
+    for vector, states in zip(made, found["hidden"], strict=True):
+        np.testing.assert_allclose(vector, np.concatenate(pooled(states)), atol=2e-4)
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    found = REFERENCES[name]["rerank"]
+    folder = write_encoder(tmp_path, found["config"], found["shapes"])
+    assert kind_of(settings(folder), folder) == "rerank"
+    tokens, second_at = PAIR
+    made = open_embedder(folder, settings(folder)).run([TokenizedText(tuple(tokens), second_at)], 2, 8)
+    assert made == [[pytest.approx(found["score"], abs=1e-5)]]
+
+
+def test_padding_and_company_change_nothing(bert: Path) -> None:
+    embedder = open_embedder(bert, settings(bert))
+    together = embedder.run(whole(*TEXTS), 4, 16)
+    for text, vector in zip(TEXTS, together, strict=True):
+        assert embedder.run(whole(text), 1, 24)[0] == pytest.approx(vector, abs=1e-6)
+
+
+def test_a_shape_is_traced_once(bert: Path) -> None:
+    embedder = open_embedder(bert, settings(bert, compile=True))
+    for rows, length in [(1, 8), (2, 16), (1, 8), (2, 16), (1, 8)]:
+        embedder.run(whole(TEXTS[0]), rows, length)
+    assert embedder.traces == 2
+
+
+def test_without_sentence_files_the_mean_has_length_1(bert: Path) -> None:
+    (vector,) = open_embedder(bert, settings(bert)).run(whole(TEXTS[1]), 1, 16)
+    mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
+    assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-4)
+
+
+def test_sentence_files_say_what_is_normalised_read_and_written_before(bert: Path) -> None:
+    write_modules(bert, {"pooling_mode": "cls"}, "Normalize")
+    prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "document"}
+    (bert / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (bert / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
+    embedder = open_embedder(bert, settings(bert))
+    (vector,) = embedder.run(whole(TEXTS[1]), 1, 16)
+    first = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[0]
+    assert vector == pytest.approx(first / np.linalg.norm(first), abs=1e-4)
+    assert embedder.max_context == 24
+    assert embedder.sentence.prompts == {"query": "query: ", "document": ""}
+    assert embedder.sentence.default_prompt == "document"
+    longer = settings(bert).model_copy(update={"max_context": 40})
+    assert open_embedder(bert, longer).max_context == 40
+
+
+def test_a_dense_layer_after_pooling(bert: Path) -> None:
+    write_modules(bert, {"pooling_mode_mean_tokens": True}, "Dense")
+    weight = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32)
+    folder = bert / "2_Dense"
+    folder.mkdir()
+    config = {"in_features": 32, "out_features": 5, "bias": False}
+    config |= {"activation_function": "torch.nn.modules.activation.Tanh"}
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), {"linear.weight": mx.array(weight)})
+    (vector,) = open_embedder(bert, settings(bert)).run(whole(TEXTS[1]), 1, 16)
+    mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
+    assert vector == pytest.approx(np.tanh(weight @ mean), abs=1e-3)
+
+
+def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
+    """Saved as embedding models are: without a head, and without the name of what is below it."""
+    oracle, config = make_llama()
+    save(tmp_path, oracle, config)
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = dict(mx.load(str(file)))
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "lm_head" not in name}
+    mx.save_safetensors(str(file), bare)
+    embedder = open_embedder(tmp_path, settings(tmp_path, kind="embedding"))
+    made = embedder.run(whole(*TEXTS), rows=4, length=16)
+    for text, vector in zip(TEXTS, made, strict=True):
+        last = np.array(oracle.model(mx.array([text])))[0, -1]
+        assert vector == pytest.approx(last / np.linalg.norm(last), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("modules.json", "[1]", "expected a list of modules"),
+        ("modules.json", '[{"type": "x.LSTM"}]', "'x.LSTM', supported are Transformer"),
+        ("1_Pooling/config.json", "{}", "no pooling mode out of cls"),
+        ("1_Pooling/config.json", '{"pooling_mode": ["cls", "median"]}', "no pooling mode out of cls"),
+        ("1_Pooling/config.json", '{"include_prompt": false}', "include_prompt is false"),
+        ("1_Pooling/config.json", "{", "cannot be read"),
+        ("config.json", '{"model_type": "bert", "vocab_size": 48}', "config has no"),
+    ],
+)
+def test_files_that_cannot_be_used(bert: Path, file: str, text: str, expected: str) -> None:
+    write_modules(bert, {"pooling_mode_cls_token": True})
+    (bert / file).write_text(text)
+    with pytest.raises(ModelFormatError, match=expected):
+        open_embedder(bert, settings(bert))
+
+
+def test_tensors_that_are_missing_or_left_over(bert: Path) -> None:
+    tensors = dict(mx.load(str(bert / "model.safetensors")))
+    del tensors["encoder.layer.1.output.dense.bias"]
+    mx.save_safetensors(str(bert / "model.safetensors"), tensors)
+    with pytest.raises(ModelFormatError, match=r"lacks tensors.*layer\.1\.output\.dense\.bias"):
+        open_embedder(bert, settings(bert))
+
+
+def test_a_classifier_is_no_reranker(tmp_path: Path) -> None:
+    found = REFERENCES["bert"]["rerank"]
+    labels = {"id2label": {"0": "no", "1": "yes", "2": "maybe"}}
+    folder = write_encoder(tmp_path, found["config"] | labels, found["shapes"])
+    with pytest.raises(ModelFormatError, match="tells 3 labels apart"):
+        open_embedder(folder, settings(folder))
+
+
+def test_max_context_beyond_the_models_own(bert: Path) -> None:
+    with pytest.raises(ModelFormatError, match="max_context is 65, but the model was made for at most 64"):
+        open_embedder(bert, settings(bert, max_context=65))
+
+
+def test_what_a_model_is_for_is_read_off_its_files(bert: Path, tmp_path: Path) -> None:
+    assert kind_of(settings(bert), bert) == "embedding"
+    decoder = tmp_path / "decoder"
+    decoder.mkdir()
+    (decoder / "config.json").write_text('{"model_type": "qwen3"}')
+    assert kind_of(settings(decoder), decoder) == "chat"
+    assert kind_of(settings(decoder, kind="embedding"), decoder) == "embedding"
+    (decoder / "modules.json").write_text("[]")
+    assert kind_of(settings(decoder), decoder) == "embedding"
