@@ -277,6 +277,11 @@ class ModelDefaults(Section):
         default=True, description="Compile the decode step. Off gives the same tokens, slower."
     )
     prefill_chunk: Whole = Field(default=512, ge=16, le=8192, description="Prompt tokens computed at once.")
+    request_timeout: Duration = Field(
+        default=0.0,
+        ge=0,
+        description="How long a request may take, waiting and answer together. 0 is for ever.",
+    )
     prefill_slice: Duration = Field(
         default=0.25, gt=0, description="How long a prompt may hold up running streams at a time, in seconds."
     )

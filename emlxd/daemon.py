@@ -105,13 +105,7 @@ def _make_registry(settings: Settings) -> Registry:
     gate = Gate()
 
     def make_worker(model: ModelSettings) -> Worker:
-        options = WorkerOptions(
-            name=model.name,
-            max_queue=model.max_queue,
-            prefill_chunk=model.prefill_chunk,
-            prefill_slice=model.prefill_slice,
-        )
-        return Worker(options, lambda: load_model(model, fetch(model.source)), gate)
+        return Worker(WorkerOptions.of(model), lambda: load_model(model, fetch(model.source)), gate)
 
     async def prepare(model: ModelSettings) -> Needs:
         return await aside(lambda: footprint.predict(model, fetch(model.source)))

@@ -110,7 +110,7 @@ class MethodNotAllowed(RequestError):
 
 
 class RequestTimedOut(RequestError):
-    """The client did not send its body in time."""
+    """The client did not send its body in time, or its answer took longer than ``request_timeout``."""
 
     status = 408
     code = "request_timeout"

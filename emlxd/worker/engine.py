@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Protocol
 
 from emlxd.core import Failed, TokenLogprob
-from emlxd.errors import EmlxdError
+from emlxd.errors import EmlxdError, RequestTimedOut
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.meters import Meters
@@ -76,14 +77,19 @@ class Engine:
         mailbox: Mailbox,
         now: Callable[[], float] = time.monotonic,
         max_draft: int = 0,
+        timeout: float = 0.0,
     ) -> None:
-        """``max_draft`` is the length of the drafts that are checked; 0 is no speculation."""
+        """``max_draft`` is the length of the drafts that are checked, 0 is no speculation.
+
+        ``timeout`` is how many seconds a request may take from its arrival on, 0 is for ever.
+        """
         self._runner = runner
         self._scheduler = scheduler
         self._pacer = pacer
         self._mailbox = mailbox
         self._now = now
         self._max_draft = max_draft
+        self._timeout = timeout
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
@@ -133,6 +139,7 @@ class Engine:
         Both are dispatched before the tokens of the step before are read, so that the device computes
         while the host detokenizes.
         """
+        self._end_late_requests()
         self._admit()
         if self._speculate():
             return
@@ -142,6 +149,16 @@ class Engine:
         self._flights, self._launched = self._launched, []
         self._free_slots()
         self._mailbox.flush()
+
+    def _end_late_requests(self) -> None:
+        """Requests arrive in order, so the first that has time left ends the search."""
+        if not self._timeout:
+            return
+        latest = self._now() - self._timeout
+        late = takewhile(lambda answers: answers[0].clock.arrived < latest, self._requests.values())
+        ids = [answers[0].request.id for answers in late]
+        self._fail(ids, RequestTimedOut(f"The answer took longer than {self._timeout:g} seconds."))
+        self._free_slots()
 
     def _speculate(self) -> bool:
         """Takes a step that checks drafts, if enough answers have one. It is read at once for its length."""

@@ -39,13 +39,26 @@ THINKING_TAIL: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker is told besides its model. ``prefill_slice`` is in seconds."""
+    """What a worker is told besides its model. ``prefill_slice`` and ``request_timeout`` are in seconds."""
 
     name: str
     max_queue: int
     prefill_chunk: int
     prefill_slice: float
     max_draft: int = 0
+    request_timeout: float = 0.0
+
+    @staticmethod
+    def of(model: ModelSettings) -> WorkerOptions:
+        lookup = model.speculative.prompt_lookup
+        return WorkerOptions(
+            name=model.name,
+            max_queue=model.max_queue,
+            prefill_chunk=model.prefill_chunk,
+            prefill_slice=model.prefill_slice,
+            max_draft=lookup.max_draft if lookup else 0,
+            request_timeout=model.request_timeout,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +279,12 @@ class Worker:
         template = model.tokenizer.chat_templates.get("default", "")
         self._dialect = Dialect(template, model.tokenizer, self._compiler)
         self._engine = Engine(
-            model.runner, scheduler, pacer, self._mailbox, max_draft=self._options.max_draft
+            model.runner,
+            scheduler,
+            pacer,
+            self._mailbox,
+            max_draft=self._options.max_draft,
+            timeout=self._options.request_timeout,
         )
         self._loaded.set_result(model)
         try:

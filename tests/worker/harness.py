@@ -10,7 +10,7 @@ from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams,
 from emlxd.worker.engine import Engine, Runner
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Sequence
+from emlxd.worker.sequence import Clock, Sequence
 from emlxd.worker.speculation import PromptLookup
 from tests.worker.fakes import FakeRunner, Rule
 
@@ -96,7 +96,14 @@ class Drive:
     """An engine on any runner; ``eos`` are the ids that end an answer. Time is counted in steps."""
 
     def __init__(
-        self, runner: Runner, *, slots: int, chunk: int = 64, eos: Set[int] = frozenset(), max_draft: int = 0
+        self,
+        runner: Runner,
+        *,
+        slots: int,
+        chunk: int = 64,
+        eos: Set[int] = frozenset(),
+        max_draft: int = 0,
+        timeout: float = 0.0,
     ) -> None:
         self.max_draft = max_draft
         self.slots = slots
@@ -109,6 +116,7 @@ class Drive:
             Post(),  # type: ignore[arg-type]
             lambda: self.now,
             max_draft,
+            timeout,
         )
         self._eos = eos
 
@@ -122,6 +130,7 @@ class Drive:
                 self._eos,
                 _seeded(request, index),
                 index,
+                clock=Clock(self.now),
             )
             for index in range(request.n)
         ]
@@ -167,6 +176,7 @@ class Harness(Drive):
         eos: Set[int] = frozenset({0}),
         blocks: int = 0,
         max_draft: int = 0,
+        timeout: float = 0.0,
     ) -> None:
         self.runner = FakeRunner(slots, rule, blocks=blocks)
-        super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos, max_draft=max_draft)
+        super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos, max_draft=max_draft, timeout=timeout)

@@ -270,6 +270,18 @@ def rule_without_end(tokens: Sequence[int]) -> int:
     return rule(tokens) or 4
 
 
+def test_a_request_that_takes_too_long_is_ended_wherever_it_is() -> None:
+    harness = Harness(lambda tokens: 5, slots=1, timeout=10)
+    running, waiting = (harness.submit(request(number, [1, 2], max_tokens=4000)) for number in range(2))
+    for _ in range(8):
+        harness.step()
+    quick = harness.submit(request(2, [1, 2], max_tokens=3))
+    harness.run()
+    for listener in (running, waiting):
+        assert isinstance(listener.end, Failed) and listener.end.error.status == 408
+    assert isinstance(quick.end, Finished)
+
+
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 30),  # step of arrival
