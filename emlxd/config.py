@@ -222,6 +222,12 @@ class PrefixCacheSettings(Section):
         ge=0,
         description="Memory for K/V blocks of 64 tokens. 0 turns the cache off.",
     )
+    disk: Path | None = Field(
+        default=None, description="A folder that also keeps the blocks, over restarts. Unset: none does."
+    )
+    disk_bytes: Size = Field(
+        default=4 * 1024**3, ge=0, description="The most that a model's blocks take there."
+    )
 
 
 class QuantizeSettings(Section):

@@ -15,8 +15,10 @@ class BlockPool:
 
     def __init__(self, cache: KVCache, nbytes: int) -> None:
         layers = [*cache.keys, *cache.values]
-        block = sum(BLOCK_TOKENS * layer.nbytes // (layer.shape[0] * layer.shape[2]) for layer in layers)
-        self.blocks = nbytes // block
+        self.block_bytes = sum(
+            BLOCK_TOKENS * layer.nbytes // (layer.shape[0] * layer.shape[2]) for layer in layers
+        )
+        self.blocks = nbytes // self.block_bytes
         self._pools = [
             mx.zeros((self.blocks, layer.shape[1], BLOCK_TOKENS, layer.shape[3]), layer.dtype)
             for layer in layers
@@ -42,6 +44,20 @@ class BlockPool:
         for pool, layer in zip(self._pools, (*cache.keys, *cache.values), strict=True):
             tokens = pool[ids].swapaxes(0, 1).reshape(layer.shape[1], len(blocks) * BLOCK_TOKENS, -1)
             layer[slot, :, : tokens.shape[1]] = tokens
+
+    def read(self, block: int) -> bytes:
+        """One block's bytes, layer after layer."""
+        parts = [pool[block].flatten().view(mx.uint8) for pool in self._pools]
+        return bytes(memoryview(mx.concatenate(parts)))  # type: ignore[arg-type]
+
+    def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        """Puts back what ``read`` gave."""
+        for block, content in zip(blocks, contents, strict=True):
+            rest = mx.array(memoryview(content))  # type: ignore[arg-type]
+            for pool in self._pools:
+                size = pool.nbytes // self.blocks
+                pool[block] = rest[:size].view(pool.dtype).reshape(pool.shape[1:])
+                rest = rest[size:]
 
     def state(self) -> list[mx.array]:
         """What must be evaluated after ``save``."""

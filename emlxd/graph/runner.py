@@ -282,6 +282,19 @@ class MlxRunner:
         text = str(error).lower()
         return isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY)
 
+    @property
+    def block_bytes(self) -> int:
+        return self._pool.block_bytes
+
+    def read_block(self, block: int) -> bytes:
+        """The content of a block of the prefix cache. Waits for the device."""
+        return self._pool.read(block)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        """Puts back what ``read_block`` gave, here or in another process with the same model."""
+        self._pool.write(blocks, contents)
+        mx.async_eval(*self._pool.state())  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""
         mx.synchronize()

@@ -12,14 +12,16 @@ from typing import Final, Protocol
 from emlxd.core import Failed, TokenLogprob
 from emlxd.errors import EmlxdError, RequestTimedOut
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
+from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.meters import Meters
 from emlxd.worker.pacer import PrefillPacer
-from emlxd.worker.prefix_cache import PrefixCache
+from emlxd.worker.prefix_cache import PrefixCache, block_keys
 from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
 UNLIMITED: Final = 1 << 30
+SPILLED_A_STEP: Final = 2  # blocks
 
 
 class Pending(Protocol):
@@ -34,6 +36,8 @@ class Runner(Protocol):
 
     @property
     def blocks(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
     @property
     def traces(self) -> int: ...
     @property
@@ -52,6 +56,8 @@ class Runner(Protocol):
     def release(self, slot: int) -> None: ...
     def save_blocks(self, slot: int, first: int, blocks: Rows[int]) -> None: ...
     def load_blocks(self, slot: int, blocks: Rows[int]) -> None: ...
+    def read_block(self, block: int) -> bytes: ...
+    def write_blocks(self, blocks: Rows[int], contents: Rows[bytes]) -> None: ...
     def reset(self) -> None: ...
     def out_of_memory(self, error: Exception) -> bool: ...
     def close(self) -> None: ...
@@ -78,6 +84,7 @@ class Engine:
         now: Callable[[], float] = time.monotonic,
         max_draft: int = 0,
         timeout: float = 0.0,
+        disk: DiskCache | None = None,
     ) -> None:
         """``max_draft`` is the length of the drafts that are checked, 0 is no speculation.
 
@@ -90,6 +97,8 @@ class Engine:
         self._now = now
         self._max_draft = max_draft
         self._timeout = timeout
+        self._disk = disk
+        self._unspilled: list[bytes] = []
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
@@ -100,7 +109,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle and not self._flights
+        return self._scheduler.idle and not self._flights and not self._unspilled
 
     @property
     def running(self) -> int:
@@ -148,6 +157,7 @@ class Engine:
         self._receive(self._flights)
         self._flights, self._launched = self._launched, []
         self._free_slots()
+        self._spill()
         self._mailbox.flush()
 
     def _end_late_requests(self) -> None:
@@ -212,6 +222,7 @@ class Engine:
         self._flights, self._launched = [], []
         self._runner.reset()
         self.prefixes.clear()
+        self._unspilled.clear()
         self._fail([sequence.request.id for sequence in failing], error)
         self._free_slots()
         self._mailbox.flush()
@@ -231,9 +242,25 @@ class Engine:
         if sequence.scores_prompt:
             return
         blocks = self.prefixes.match(sequence.context)
+        blocks += self._blocks_from_disk(sequence.context, len(blocks))
         if blocks:
             self._runner.load_blocks(sequence.slot, blocks)
             sequence.prefilled = sequence.cached = len(blocks) * BLOCK_TOKENS
+
+    def _blocks_from_disk(self, tokens: Rows[int], known: int) -> list[int]:
+        """Brings blocks after the first ``known`` from the disk to the prefix cache."""
+        if self._disk is None:
+            return []
+        found: list[bytes] = []
+        for key in block_keys(tokens[:-1])[known:]:
+            if (block := self._disk.get(key)) is None or len(block) != self._runner.block_bytes:
+                break
+            found.append(block)
+        saving = self.prefixes.insert(tokens[: (known + len(found)) * BLOCK_TOKENS]) if found else None
+        if saving is None:
+            return []
+        self._runner.write_blocks(saving.blocks, found[: len(saving.blocks)])
+        return saving.blocks
 
     def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
         """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
@@ -338,6 +365,15 @@ class Engine:
         saving = self.prefixes.insert(tokens)
         if saving:
             self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
+            if self._disk:
+                self._unspilled += saving.keys
+
+    def _spill(self) -> None:
+        """Hands a few new blocks to the disk: reading one from the device takes a moment."""
+        some, self._unspilled = self._unspilled[:SPILLED_A_STEP], self._unspilled[SPILLED_A_STEP:]
+        for key in some:
+            if self._disk and (block := self.prefixes.where(key)) is not None:
+                self._disk.put(key, self._runner.read_block(block))
 
     def _fail(self, request_ids: Iterable[str], error: EmlxdError) -> None:
         for request_id in dict.fromkeys(request_ids):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from emlxd.config import ModelSettings, SamplingDefaults
 from emlxd.core import ModelInfo, SamplingParams
@@ -15,12 +16,15 @@ from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.engine import Runner
 
+KV_FORMAT: Final = 1  # to be raised when blocks of the prefix cache come to lie otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded model: how it is run, and how its text is read and written.
 
-    ``generation_config`` is what its own files say of sampling.
+    ``generation_config`` is what its own files say of sampling. ``fingerprint`` differs for whatever makes
+    its K/V differ.
     """
 
     info: ModelInfo
@@ -28,6 +32,7 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
 
 
 def load_model(settings: ModelSettings, path: Path) -> Model:
@@ -50,6 +55,7 @@ def load_model(settings: ModelSettings, path: Path) -> Model:
         tokenizer=tokenizer,
         template=_template(tokenizer),
         generation_config=generation_config,
+        fingerprint=_fingerprint(settings, path),
     )
 
 
@@ -57,6 +63,13 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
     """The same loaded model with the defaults for requests that ``settings`` have."""
     sampling = _sampling(settings.sampling, model.generation_config)
     return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
+
+
+def _fingerprint(settings: ModelSettings, path: Path) -> str:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    computed = (KV_FORMAT, settings.dtype, settings.weights, str(settings.quantize), stats)
+    return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
 def _tokenizer(path: Path) -> Tokenizer:

@@ -18,6 +18,7 @@ class Saving:
 
     first: int
     blocks: list[int]
+    keys: list[bytes]
 
 
 class PrefixCache:
@@ -40,7 +41,7 @@ class PrefixCache:
         """The blocks that ``tokens`` begin with. At least one token is left over, to be computed."""
         self.query_tokens += len(tokens)
         found = []
-        for key in _keys(tokens[:-1]):
+        for key in block_keys(tokens[:-1]):
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -51,7 +52,7 @@ class PrefixCache:
 
     def insert(self, tokens: Sequence[int]) -> Saving | None:
         """Makes room for the whole blocks of ``tokens`` that are not there yet."""
-        keys = _keys(tokens)
+        keys = block_keys(tokens)
         known = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
         # The beginning must not be evicted for the sake of its own continuation.
         room = len(self._free) + len(self._blocks) - known
@@ -64,7 +65,11 @@ class PrefixCache:
         for key, block in reversed(list(zip(new, blocks, strict=True))):
             self._blocks[key] = block
         self._refresh(keys[:known])
-        return Saving(known, blocks)
+        return Saving(known, blocks, new)
+
+    def where(self, key: bytes) -> int | None:
+        """The block of a key, if it is still there."""
+        return self._blocks.get(key)
 
     def clear(self) -> None:
         """Forgets every block."""
@@ -81,7 +86,7 @@ class PrefixCache:
         return self._blocks.popitem(last=False)[1]
 
 
-def _keys(tokens: Sequence[int]) -> list[bytes]:
+def block_keys(tokens: Sequence[int]) -> list[bytes]:
     """The hash chain: one key for each whole block."""
     keys = []
     key = b""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -22,6 +23,7 @@ from emlxd.text.answer import Answer
 from emlxd.text.dialect import Dialect, Wishes
 from emlxd.text.grammar import GrammarCompiler
 from emlxd.text.tokenizer import Tokenizer
+from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model, retuned
@@ -47,6 +49,8 @@ class WorkerOptions:
     prefill_slice: float
     max_draft: int = 0
     request_timeout: float = 0.0
+    disk: Path | None = None
+    disk_bytes: int = 0
 
     @staticmethod
     def of(model: ModelSettings) -> WorkerOptions:
@@ -58,6 +62,8 @@ class WorkerOptions:
             prefill_slice=model.prefill_slice,
             max_draft=lookup.max_draft if lookup else 0,
             request_timeout=model.request_timeout,
+            disk=model.prefix_cache.disk,
+            disk_bytes=model.prefix_cache.disk_bytes,
         )
 
 
@@ -278,6 +284,7 @@ class Worker:
         self._compiler = GrammarCompiler(model.tokenizer, model.info.vocab_size)
         template = model.tokenizer.chat_templates.get("default", "")
         self._dialect = Dialect(template, model.tokenizer, self._compiler)
+        disk = self._open_disk(model)
         self._engine = Engine(
             model.runner,
             scheduler,
@@ -285,12 +292,21 @@ class Worker:
             self._mailbox,
             max_draft=self._options.max_draft,
             timeout=self._options.request_timeout,
+            disk=disk,
         )
         self._loaded.set_result(model)
         try:
             self._serve(self._engine)
         finally:
             model.runner.close()
+            if disk:
+                disk.close()
+
+    def _open_disk(self, model: Model) -> DiskCache | None:
+        options = self._options
+        if options.disk is None or not model.runner.blocks:
+            return None
+        return DiskCache(options.disk, self.name, model.fingerprint, options.disk_bytes)
 
     def _serve(self, engine: Engine) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from emlxd.core import TokenLogprob
@@ -127,6 +128,15 @@ class FakeRunner:
 
     def load_blocks(self, slot: int, blocks: Sequence[int]) -> None:
         self.cache[slot] = [token for block in blocks for token in self.saved[block]]
+
+    block_bytes = 4 * BLOCK_TOKENS
+
+    def read_block(self, block: int) -> bytes:
+        return array("i", self.saved[block]).tobytes()
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self.saved[block] = list(array("i", content))
 
     def reset(self) -> None:
         self.cache = [[] for _ in self.cache]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams, TextPiece, TokenLogprob
+from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.engine import Engine, Runner
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
@@ -104,6 +105,7 @@ class Drive:
         eos: Set[int] = frozenset(),
         max_draft: int = 0,
         timeout: float = 0.0,
+        disk: DiskCache | None = None,
     ) -> None:
         self.max_draft = max_draft
         self.slots = slots
@@ -117,6 +119,7 @@ class Drive:
             lambda: self.now,
             max_draft,
             timeout,
+            disk,
         )
         self._eos = eos
 

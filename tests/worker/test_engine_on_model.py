@@ -13,6 +13,7 @@ from emlxd.core import GenerateRequest, PromptScored, SamplingParams, TextPiece
 from emlxd.errors import ServerFault
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
+from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.speculation import PromptLookup
 from tests.graph import tiny
 from tests.worker.harness import Drive, Listener
@@ -211,3 +212,17 @@ def test_memory_and_traces_stay_flat(folder: Path) -> None:
     traffic(6)
     assert runner.traces == traces
     assert mx.get_active_memory() <= active + (64 << 10)
+
+
+def test_blocks_come_back_from_the_disk_after_a_restart(folder: Path, tmp_path: Path) -> None:
+    texts, cached = [], []
+    for _ in range(2):
+        disk = DiskCache(tmp_path, "tiny", "v1", 1 << 20)
+        drive = Drive(open_tiny(folder), slots=SLOTS, disk=disk)
+        listener = drive.submit(request("r", PROMPTS[5]))
+        drive.run()
+        disk.close()
+        texts.append(listener.text)
+        cached.append(listener.end.usage.cached_tokens)  # type: ignore[union-attr]
+    assert texts[0] == texts[1]
+    assert cached == [0, 192]
