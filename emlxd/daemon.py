@@ -105,7 +105,7 @@ def _make_registry(settings: Settings) -> Registry:
     gate = Gate()
 
     def make_worker(model: ModelSettings) -> Worker:
-        return Worker(WorkerOptions.of(model), lambda: load_model(model, fetch(model.source)), gate)
+        return Worker(WorkerOptions.of(model), lambda: load_model(model, fetch(model.source), gate), gate)
 
     async def prepare(model: ModelSettings) -> Needs:
         return await aside(lambda: footprint.predict(model, fetch(model.source)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from emlxd.graph.build import build_layer
 from emlxd.graph.checkpoint import Checkpoint
@@ -15,8 +15,6 @@ from emlxd.graph.taker import Taker
 from emlxd.graph.transformer import Layer, Transformer
 from emlxd.graph.weights import Quantization
 
-Progress = Callable[[int, int], None]
-
 
 def load_transformer(
     checkpoint: Checkpoint,
@@ -27,21 +25,23 @@ def load_transformer(
     weights: str = "auto",
     quantize: Quantization | None = None,
     compile: bool = True,
-    progress: Progress | None = None,
+    turn: AbstractContextManager[None] | None = None,
 ) -> Transformer:
-    """Loads a model onto the device, in this thread. ``progress`` is told of layers done and in all.
+    """Loads a model onto the device, in this thread: each layer within a ``turn``, so that others get theirs.
 
     ``quantize`` is for the matrices that are stored dense. Raises ModelFormatError for missing, misshapen and
     leftover tensors.
     """
+    turn = turn or nullcontext()
     spec = spec_of(checkpoint.config, str(checkpoint.path))
     compute = device.dtype(dtype)
     keep = device.keeps_quantized("keep" if quantize else weights)
     take = Taker(checkpoint, compute, keep_quantized=keep, requantize=quantize)
-    embedding = Embedding(take.matrix("model.embed_tokens", spec.vocab_size, spec.hidden_size), compute)
-    layers = _layers(take, spec, device, max_context, compile, progress)
-    norm = take.norm("model.norm", spec.norm, spec.hidden_size)
-    head = _head(take, spec, embedding)
+    with turn:
+        embedding = Embedding(take.matrix("model.embed_tokens", spec.vocab_size, spec.hidden_size), compute)
+        norm = take.norm("model.norm", spec.norm, spec.hidden_size)
+        head = _head(take, spec, embedding)
+    layers = _layers(take, spec, device, max_context, compile, turn)
     take.finish()
     return Transformer(
         spec=spec,
@@ -55,7 +55,12 @@ def load_transformer(
 
 
 def _layers(
-    take: Taker, spec: ModelSpec, device: Device, max_context: int, compile: bool, progress: Progress | None
+    take: Taker,
+    spec: ModelSpec,
+    device: Device,
+    max_context: int,
+    compile: bool,
+    turn: AbstractContextManager[None],
 ) -> tuple[Layer, ...]:
     activation = device.activation(spec.activation, take.dtype, gated=spec.gated, compile=compile)
     ropes: dict[int, Rope] = {}
@@ -63,9 +68,8 @@ def _layers(
     for index, layer in enumerate(spec.layers):
         if layer.rope and id(layer.rope) not in ropes:
             ropes[id(layer.rope)] = device.rope(layer.rope, max_context)
-        layers.append(build_layer(take, spec, layer, index, ropes.get(id(layer.rope)), activation))
-        if progress:
-            progress(index + 1, len(spec.layers))
+        with turn:
+            layers.append(build_layer(take, spec, layer, index, ropes.get(id(layer.rope)), activation))
     return tuple(layers)
 
 

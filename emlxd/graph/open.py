@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from emlxd.config import ModelSettings
@@ -15,8 +16,16 @@ from emlxd.graph.runner import MlxRunner
 from emlxd.graph.weights import Quantization
 
 
-def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int] = ()) -> MlxRunner:
-    """Loads the model in this thread, which must be the one that runs it. Raises ModelFormatError."""
+def open_runner(
+    path: Path,
+    settings: ModelSettings,
+    end_tokens: Collection[int] = (),
+    turn: AbstractContextManager[None] | None = None,
+) -> MlxRunner:
+    """Loads the model in this thread, which must be the one that runs it, in ``turn`` with others.
+
+    Raises ModelFormatError.
+    """
     checkpoint = open_checkpoint(path)
     limit = spec_of(checkpoint.config, str(path)).max_position
     max_context = settings.max_context or limit
@@ -32,6 +41,7 @@ def open_runner(path: Path, settings: ModelSettings, end_tokens: Collection[int]
         weights=settings.weights,
         quantize=quantization_of(settings),
         compile=settings.compile,
+        turn=turn,
     )
     return MlxRunner(
         model,

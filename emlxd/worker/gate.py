@@ -15,9 +15,13 @@ class Gate:
         self._serving = 0
 
     @property
+    def waiting(self) -> int:
+        """How many wait for the end of the turn that is being taken."""
+        return max(self._next - self._serving - 1, 0)
+
+    @property
     def contested(self) -> bool:
-        """Whether somebody waits for the turn that is being taken."""
-        return self._next - self._serving > 1
+        return self.waiting > 0
 
     def __enter__(self) -> None:
         with self._turn:

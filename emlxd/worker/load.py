@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,13 +36,15 @@ class Model:
     fingerprint: str = ""
 
 
-def load_model(settings: ModelSettings, path: Path) -> Model:
-    """Loads the files at ``path`` onto the device. Raises ModelFormatError."""
+def load_model(
+    settings: ModelSettings, path: Path, turn: AbstractContextManager[None] | None = None
+) -> Model:
+    """Loads the files at ``path`` onto the device, in ``turn`` with others. Raises ModelFormatError."""
     from emlxd.graph.open import open_runner
 
     tokenizer = _tokenizer(path)
     generation_config = _generation_config(path)
-    runner = open_runner(path, settings, tokenizer.eos_ids)
+    runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     return Model(
         info=ModelInfo(
             architecture=runner.architecture,
