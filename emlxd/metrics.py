@@ -73,6 +73,8 @@ class Metrics:
         self._reload_time = self._gauge(
             "config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded."
         )
+        for result in ("changed", "unchanged", "failed"):
+            self._reloads.labels(result)
         self._reload_ok.set(1)
         self._reload_time.set_to_current_time()
 

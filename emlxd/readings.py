@@ -46,6 +46,9 @@ class Readings(Collector):
         for kind, key in (("active", "active"), ("peak", "peak"), ("cache", "cached")):
             memory.add_metric([kind], use[key])
         yield memory
+        residents = self._registry.residents
+        yield GaugeMetricFamily("emlxd_memory_budget_bytes", "What all models may take.", residents.budget)
+        yield GaugeMetricFamily("emlxd_memory_counted_bytes", "What they are counted with.", residents.used)
 
     def _models(self) -> Iterable[str]:
         """All that are or were in memory."""
