@@ -55,6 +55,9 @@ class Operator:
                 "idle_seconds": round(self._now() - resident.last_used, 1) if not resident.leases else 0.0,
                 "memory": asdict(resident.needs) | {"total": resident.nbytes},
             }
+            if stats := resident.worker.stats():
+                status |= {"slots": stats.slots, "running": stats.running, "waiting": stats.waiting}
+                status["tokens"] = sum(stats.counts.inter_token_seconds.counts)
         return status
 
     async def reload(self, *, dry_run: bool) -> dict[str, list[str]]:

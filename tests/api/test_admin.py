@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -41,6 +43,19 @@ async def test_status(http: httpx.AsyncClient) -> None:
         ("b", "unloaded"),
     ]
     assert (status["ready"], status["draining"], status["last_reload"]) == (True, False, None)
+
+
+async def test_status_counts_what_runs(daemon: FakeDaemon, http: httpx.AsyncClient) -> None:
+    resident = daemon.registry.find("a").usable
+    assert resident is not None
+    worker: Any = resident.worker
+    worker.gate.clear()
+    asking = asyncio.create_task(http.post("/v1/chat/completions", json={"model": "a", **CHAT}))
+    await worker.busy.wait()
+    model = (await http.get("/admin/status")).json()["models"][0]
+    assert (model["running"], model["waiting"], model["slots"], model["tokens"]) == (1, 0, 4, 6)
+    worker.gate.set()
+    assert (await asking).status_code == 200
 
 
 async def test_reload(daemon: FakeDaemon, http: httpx.AsyncClient) -> None:

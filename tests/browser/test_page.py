@@ -36,6 +36,7 @@ async def ask(page: Any, text: str) -> None:
 async def test_models_and_what_they_do(page: Any, daemon: FakeDaemon) -> None:
     cards = page.locator(".card")
     await expect(cards.nth(0)).to_contain_text("Loaded, also called s")
+    await expect(cards.nth(0)).to_contain_text("0 of 4 slots in use")
     await expect(cards.nth(1)).to_contain_text("Not loaded")
     await expect(page.locator("#memory-text")).to_have_text("100 B of 1000 B")
     await cards.nth(1).get_by_role("button", name="Load large").click()
@@ -94,6 +95,7 @@ async def test_stop_ends_the_generation(page: Any, daemon: FakeDaemon) -> None:
     await ask(page, "Count.")
     said = page.locator(".turn.answer .said")
     await expect(said).to_have_text("one two")
+    await expect(page.locator(".card").nth(0)).to_contain_text("1 of 4 slots in use")
     await page.keyboard.press("Escape")
     await expect(page.locator(".turn.answer .foot")).to_contain_text("stopped")
     await worker.idle.wait()
@@ -112,7 +114,7 @@ async def test_a_failure_in_the_middle_is_shown_with_what_came_before(page: Any,
 THOUGHT = """\
 data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}
 
-data: {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm, **let** me see."}, "finish_reason": null}]}
+data: {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm, **let** me."}, "finish_reason": null}]}
 
 data: {"choices": [{"index": 0, "delta": {"content": "Four."}, "finish_reason": "stop"}]}
 
@@ -128,7 +130,7 @@ async def test_thinking_is_folded(page: Any) -> None:
     thought = page.locator(".thought .said")
     await expect(thought).to_be_hidden()
     await page.get_by_text("Thoughts").click()
-    await expect(thought).to_have_text("Hm, let me see.")
+    await expect(thought).to_have_text("Hm, let me.")
 
 
 HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broken = 2">

@@ -1,4 +1,4 @@
-// The daemon as this page sees it: requests with the key, streams, and metrics as numbers.
+// The daemon as this page sees it: requests with the key, and streams.
 
 const KEY = "emlxd.key";
 
@@ -62,18 +62,4 @@ export async function* chat(body, signal) {
       yield chunk;
     }
   }
-}
-
-/** Readings by name, then by model: `metrics.emlxd_slots.get("smol")`. Parts of one model are added up. */
-export async function metrics() {
-  const text = await (await ask("/metrics")).text();
-  const found = {};
-  for (const line of text.split("\n")) {
-    const match = /^(emlxd_[a-z_]+)\{(.*)\} (\S+)/.exec(line);
-    const model = match && /(?:^|,)model="((?:[^"\\]|\\.)*)"/.exec(match[2]);
-    if (!model) continue;
-    const readings = (found[match[1]] ??= new Map());
-    readings.set(model[1], (readings.get(model[1]) ?? 0) + Number(match[3]));
-  }
-  return found;
 }

@@ -1,6 +1,6 @@
 // The left side: memory, and each model with its state, slots, speed and buttons.
 
-import { Refused, getJson, metrics, postJson } from "./api.js";
+import { Refused, getJson, postJson } from "./api.js";
 import { byId, bytes, make, setText } from "./dom.js";
 
 const SAMPLES = 60;
@@ -9,9 +9,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const cards = new Map();
 
-/** Takes a new reading and shows it. Gives what `/admin/status` said, or null where that is not allowed. */
+/** Takes a new reading and shows it. Gives what `/admin/status` said, or less where that is not allowed. */
 export async function refresh() {
-  const [status, readings] = await Promise.all([readStatus(), metrics().catch(() => ({}))]);
+  const status = await readStatus();
   const now = performance.now() / 1000;
   const models = status.models;
   showMemory(status.memory, models);
@@ -26,7 +26,7 @@ export async function refresh() {
   for (const model of models) {
     if (!cards.has(model.name)) cards.set(model.name, new Card(model.name));
     const card = cards.get(model.name);
-    card.update(model, reader(readings, model.name), now, status.operator);
+    card.update(model, now, status.operator);
     byId("model-list").append(card.element);
   }
   return status;
@@ -44,8 +44,6 @@ async function readStatus() {
   const names = (await getJson("/v1/models")).data.map((model) => model.id);
   return { operator: false, models: names.map((name) => ({ name, aliases: [] })) };
 }
-
-const reader = (readings, model) => (name) => readings[`emlxd_${name}`]?.get(model);
 
 function showMemory(memory, models) {
   setText(byId("memory-text"), memory ? `${bytes(memory.counted)} of ${bytes(memory.budget)}` : "–");
@@ -85,7 +83,7 @@ class Card {
       this.error, this.spark, this.slots, this.facts);
   }
 
-  update(model, read, now, operator) {
+  update(model, now, operator) {
     const loaded = model.state === "loaded";
     this.state.dataset.state = model.state ?? "unknown";
     setText(this.state, describe(model));
@@ -95,10 +93,10 @@ class Card {
     this.button.hidden = !operator || !["loaded", "unloaded", "failed"].includes(model.state);
     setText(this.button, loaded ? "Unload" : "Load");
     this.button.setAttribute("aria-label", `${loaded ? "Unload" : "Load"} ${this.name}`);
-    this.spark.hidden = this.slots.hidden = this.facts.hidden = !loaded;
-    this.showSlots(read("slots") ?? 0, read("requests_running") ?? 0, read("requests_waiting") ?? 0);
+    this.spark.hidden = this.slots.hidden = this.facts.hidden = !loaded || !operator;
+    this.showSlots(model.slots ?? 0, model.running ?? 0, model.waiting ?? 0);
     setText(this.memory, model.memory ? bytes(model.memory.total) : "");
-    this.measure(read("generation_tokens_total") ?? 0, now);
+    this.measure(model.tokens ?? 0, now);
   }
 
   showSlots(slots, running, waiting) {
@@ -109,7 +107,7 @@ class Card {
     setText(this.requests, `${running} of ${slots} slots in use` + (waiting ? `, ${waiting} waiting` : ""));
   }
 
-  /** The speed since the last reading; a counter that went back belongs to a new process. */
+  /** The speed since the last reading; a count that went back is that of a new worker. */
   measure(tokens, now) {
     const rate = this.last && tokens >= this.last.tokens ? (tokens - this.last.tokens) / (now - this.last.now) : 0;
     this.last = { tokens, now };
