@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from emlxd.cli import bench, chat, check, models, pull, reload, serve
+from emlxd.cli import bench, chat, check, models, pull, reload, serve, service
 from emlxd.errors import UserError
 
 
@@ -56,6 +56,8 @@ for command in (
     bench.bench,
 ):
     app.command()(command)
+for group in (service.launchd, service.systemd):
+    app.add_typer(group)
 
 
 def main() -> None:

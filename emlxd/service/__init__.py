@@ -1,0 +1,1 @@
+"""The daemon as a service of the user: launchd on macOS, systemd on Linux."""
