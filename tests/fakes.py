@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import hypot
 from typing import Any
@@ -23,12 +23,15 @@ from emlxd.core import (
     ModelInfo,
     PromptScored,
     SamplingParams,
+    Shape,
     TextPiece,
     Timing,
     TokenLogprob,
+    ToolCallPiece,
     Usage,
 )
 from emlxd.errors import EmlxdError, ModelNotFound, QueueFull
+from emlxd.text.dialect import Wishes
 from emlxd.worker.mailbox import Generation
 
 WORDS = ("one", " two", " three", " four", " five", " six")
@@ -60,12 +63,14 @@ def fake_info(**changes: Any) -> ModelInfo:
 
 @dataclass
 class FakeWorker:
-    """Fails with ``failure`` after ``fail_after`` words; waits for ``gate`` after ``free`` events."""
+    """Says ``words``, or ``says`` if there is any. Fails with ``failure`` after ``fail_after`` words; waits
+    for ``gate`` after ``free`` events."""
 
     name: str = "org/fake-1b"
     info: ModelInfo = field(default_factory=fake_info)
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     words: Sequence[str] = WORDS
+    says: Sequence[TextPiece | ToolCallPiece] = ()
     failure: EmlxdError | None = None
     fail_after: int = 0
     free: int = 0
@@ -75,6 +80,7 @@ class FakeWorker:
     def __post_init__(self) -> None:
         self.gate.set()
         self.chats: list[dict[str, Any]] = []
+        self.wishes: list[Wishes] = []
         self.encoded: list[tuple[str, bool]] = []
         self.submitted: list[GenerateRequest] = []
         self.cancelled: list[str] = []
@@ -98,6 +104,7 @@ class FakeWorker:
                 "begins": add_generation_prompt,
                 "continues": continue_final_message,
                 "kwargs": template_kwargs,
+                "tools": tools,
             }
         )
         text = "".join(f"{message['role']}:{message.get('content')}\n" for message in messages)
@@ -106,6 +113,10 @@ class FakeWorker:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.encoded.append((text, add_special_tokens))
         return list(text.encode())
+
+    async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
+        self.wishes.append(wishes)
+        return Shape(grammar=wishes.grammar)
 
     def submit(self, request: GenerateRequest) -> Generation:
         if len(self._tasks) >= self.max_running:
@@ -146,6 +157,11 @@ class FakeWorker:
         return [*events, Failed(self.failure)] if self.failure is not None else events
 
     def _answer_events(self, request: GenerateRequest, index: int) -> list[Event]:
+        if self.says:
+            called = any(isinstance(said, ToolCallPiece) for said in self.says)
+            usage = Usage(len(request.prompt), len(self.says), reasoning_tokens=2)
+            end = Finished("tool_calls" if called else "stop", usage, Timing(), index=index)
+            return [*(replace(said, index=index) for said in self.says), end]
         words = list(self.words[: request.max_tokens])
         reason: FinishReason = "length" if len(words) == request.max_tokens else "stop"
         text, stop = _cut("".join(words), request.stop)

@@ -8,10 +8,11 @@ from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
-from emlxd.api.prompts import chat_prompt
+from emlxd.api.prompts import chat_prompt, shaped
 from emlxd.api.render import ChatRenderer, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
+from emlxd.api.shapes import wishes
 from emlxd.api.surface import Services
 
 
@@ -22,8 +23,9 @@ def routes(services: Services) -> Blueprint:
     @blueprint.post("/v1/chat/completions")
     async def create_chat_completion() -> Response:
         body = validate(ChatBody, await read_object(server.max_body_bytes))
+        asked = wishes(body, body, body)
         worker = await lease(services, body.model)
-        prompt = await chat_prompt(worker, body)
+        prompt = await shaped(worker, await chat_prompt(worker, body), asked)
         runs = submit(services, worker, [prompt], body)
         renderer = ChatRenderer(
             envelope("chatcmpl", current_exchange().id, worker.name),

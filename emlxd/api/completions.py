@@ -8,11 +8,12 @@ from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
-from emlxd.api.prompts import text_prompt
+from emlxd.api.prompts import shaped, text_prompt
 from emlxd.api.render import CompletionRenderer, Echo, envelope
 from emlxd.api.respond import respond
 from emlxd.api.schema import CompletionBody
 from emlxd.api.surface import Services, Worker
+from emlxd.text.dialect import Wishes
 
 
 def routes(services: Services) -> Blueprint:
@@ -22,8 +23,11 @@ def routes(services: Services) -> Blueprint:
     @blueprint.post("/v1/completions")
     async def create_completion() -> Response:
         body = validate(CompletionBody, await read_object(server.max_body_bytes))
+        asked = Wishes(grammar=body.text_grammar, plain=True)
         worker = await lease(services, body.model)
         prompts = [await text_prompt(worker, prompt, scored=body.scores_prompt) for prompt in body.prompts]
+        if asked.grammar:
+            prompts = [await shaped(worker, prompt, asked) for prompt in prompts]
         runs = submit(services, worker, prompts, body)
         renderer = CompletionRenderer(
             envelope("cmpl", current_exchange().id, worker.name),

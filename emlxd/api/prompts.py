@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from emlxd.api.schema import ChatPrompt
 from emlxd.api.surface import Worker
+from emlxd.core import Shape
 from emlxd.errors import RequestError
+from emlxd.text.dialect import Wishes
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs."""
+    """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs.
+
+    ``shape`` is that of the answers to it.
+    """
 
     tokens: Sequence[int]
     param: str
     scored: bool = False
+    shape: Shape = field(default_factory=Shape)
 
 
 async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
@@ -25,9 +31,15 @@ async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
         [message.for_template() for message in body.messages],
         add_generation_prompt=body.begins,
         continue_final_message=body.continues,
-        **(body.chat_template_kwargs or {}),
+        tools=body.template_tools,
+        **body.thinking_variables | (body.chat_template_kwargs or {}),
     )
     return Prompt(tokens, "messages")
+
+
+async def shaped(worker: Worker, prompt: Prompt, wishes: Wishes) -> Prompt:
+    """``prompt`` with the shape of its answers. Raises RequestError if that cannot be enforced."""
+    return replace(prompt, shape=await worker.shape(prompt.tokens, wishes))
 
 
 async def text_prompt(

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from emlxd.api.body import json_type
 from emlxd.api.fields import Body, GenerationBody, Refusals, field_error
+from emlxd.api.shapes import FormatBody, ThinkingBody, ToolsBody
 
 # Names that the template call gives itself; ``chat_template_kwargs`` must not give them again.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -99,7 +100,7 @@ class Message(Body):
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
 
-class ChatPrompt(Body):
+class ChatPrompt(ToolsBody, ThinkingBody):
     """A conversation and how it becomes a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -142,18 +143,14 @@ CHAT_REFUSED: Refusals = {
     "modalities": ([], ["text"]),
     "moderation": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 
-class ChatBody(GenerationBody, ChatPrompt):
+class ChatBody(GenerationBody, FormatBody, ChatPrompt):
     refused: ClassVar[Refusals] = CHAT_REFUSED
 
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -201,7 +198,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, FormatBody):
     refused: ClassVar[Refusals] = {"suffix": ("",)}
 
     prompt: Prompts
@@ -243,7 +240,7 @@ class TokenizeTextBody(Body):
 class TokenizeChatBody(ChatPrompt):
     """Special tokens are the template's affair."""
 
-    refused: ClassVar[Refusals] = {"add_special_tokens": (False,), "tools": ([],)}
+    refused: ClassVar[Refusals] = {"add_special_tokens": (False,)}
 
     model: str
     return_token_strs: bool | None = None

@@ -12,8 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from emlxd.api.drain import Drain
 from emlxd.config import Settings
-from emlxd.core import GenerateRequest, ModelInfo
+from emlxd.core import GenerateRequest, ModelInfo, Shape
 from emlxd.metrics import Metrics
+from emlxd.text.dialect import Wishes
 from emlxd.worker.mailbox import Generation
 
 
@@ -50,6 +51,9 @@ class Worker(Protocol):
         """Raises RequestError when the model has no chat template or the template refuses."""
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
+        """The shape of an answer to ``prompt``. Raises RequestError for one that cannot be enforced."""
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Raises QueueFull and Unavailable."""

@@ -29,7 +29,7 @@ class Wishes:
     """What a request asks of the shape of its answer.
 
     ``choice`` is "none", "auto", "required", or the name of a tool in ``named``. ``grammar`` is for what is
-    neither thinking nor a call.
+    neither thinking nor a call. In a ``plain`` answer there is neither.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -38,6 +38,7 @@ class Wishes:
     parallel: bool = True
     grammar: Grammar | None = None
     max_reasoning_tokens: int | None = None
+    plain: bool = False
 
 
 class Dialect:
@@ -66,9 +67,16 @@ class Dialect:
 
         Raises RequestError for a grammar or a schema that cannot be enforced.
         """
+        shape = Shape(grammar=wishes.grammar) if wishes.plain else self._shape(prompt, wishes)
+        for grammar in (shape.grammar, shape.call_grammar):
+            if grammar:
+                self._compiler.matcher(grammar)
+        return shape
+
+    def _shape(self, prompt: str, wishes: Wishes) -> Shape:
         tools = () if wishes.choice == "none" else tuple(map(self._enforceable, wishes.tools))
         harmony = self._format.name == "harmony"
-        shape = Shape(
+        return Shape(
             thinking=None if harmony else find_thinking(self._template, prompt),
             call_format=self._format.name if tools or harmony else "",
             tools=tools,
@@ -77,10 +85,6 @@ class Dialect:
             call_grammar=self._call_grammar(tools, wishes),
             max_reasoning_tokens=wishes.max_reasoning_tokens,
         )
-        for grammar in (shape.grammar, shape.call_grammar):
-            if grammar:
-                self._compiler.matcher(grammar)
-        return shape
 
     def _grammar(self, tools: Sequence[Tool], wishes: Wishes, *, harmony: bool) -> Grammar | None:
         if wishes.choice == "required" or wishes.named:

@@ -158,9 +158,9 @@ async def test_sampling(server: Server, client: openai.AsyncOpenAI) -> None:
     assert server.worker.submitted[-1].sampling.greedy
 
 
-# Hints for OpenAI's caches, accounts and abuse checks, and how tools may be called (tools has its row).
+# Hints for OpenAI's caches, accounts and abuse checks.
 WITHOUT_EFFECT = {
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "user",
 }  # fmt: skip
 OPENAI_FIELDS = set(CompletionCreateParamsBase.__annotations__)

@@ -90,9 +90,9 @@ def message(**fields: Any) -> dict[str, Any]:
         ({"logprobs": False, "top_logprobs": 1}, "top_logprobs", "invalid_value"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens", "invalid_value"),
         ({"min_tokens": -1}, "min_tokens", "invalid_value"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
     ],
@@ -122,7 +122,7 @@ async def test_messages_read_well(http: httpx.AsyncClient) -> None:
         "Missing required parameter: 'messages[0].role'."
     )
     assert "'image_url'" in await told(**message(content=[{"type": "image_url"}]))
-    assert await told(tools=[1]) == "The parameter 'tools' is not supported by this server."
+    assert await told(functions=[1]) == "The parameter 'functions' is not supported by this server."
 
 
 async def test_missing_required(http: httpx.AsyncClient) -> None:

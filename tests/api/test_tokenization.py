@@ -60,7 +60,7 @@ async def test_detokenize_undoes_tokenize(http: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": "a", "messages": CHAT}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools"),
+        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools[0].type"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [256]}, "tokens"),

@@ -1,0 +1,184 @@
+"""What a body asks of the shape of an answer: tools, formats, thinking."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from emlxd.api.fields import Body, field_error
+from emlxd.core import Grammar, Tool
+from emlxd.errors import RequestError
+from emlxd.text.dialect import Wishes
+from emlxd.text.grammar import (
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Body):
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
+
+    @property
+    def tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.parameters or {}, strict=bool(function.strict))
+
+
+class JsonSchema(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Any, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_of_its_type(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing_field", "missing", {"field": "json_schema"})
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.type == "json_object":
+            return json_object_grammar()
+        if self.type == "json_schema" and self.json_schema:
+            schema = {} if self.json_schema.schema_ is None else self.json_schema.schema_
+            return json_schema_grammar(schema, "response_format")
+        return None
+
+
+class FormatBody(Body):
+    """Ways to hold an answer's text to a form; at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> FormatBody:
+        wants_json = self.response_format is not None and self.response_format.type != "text"
+        asked = {"response_format": wants_json, "regex": self.regex is not None}
+        asked |= {"choice": self.choice is not None, "grammar": self.grammar is not None}
+        names = [name for name, there in asked.items() if there]
+        if len(names) > 1:
+            raise field_error(names[1], f"not together with '{names[0]}'")
+        return self
+
+    @property
+    def text_grammar(self) -> Grammar | None:
+        """Raises RequestError for one that cannot be enforced."""
+        if self.regex is not None:
+            return regex_grammar(self.regex, "regex")
+        if self.choice is not None:
+            return choice_grammar(self.choice, "choice")
+        if self.grammar is not None:
+            return lark_grammar(self.grammar, "grammar")
+        return self.response_format.grammar if self.response_format else None
+
+
+def _tool_choice(value: Any) -> Any:
+    """OpenAI's form of a named tool as its name in a list, which no mode is."""
+    match value:
+        case "none" | "auto" | "required" | None:
+            return value
+        case {"type": "function", "function": {"name": str(name)}}:
+            return [name]
+        case _:
+            raise PydanticCustomError(
+                "tool_choice", "expected 'none', 'auto', 'required' or an object that names a function"
+            )
+
+
+class ToolsBody(Body):
+    """Tools and how they may be called."""
+
+    tools: Annotated[list[ToolSpec], Field(max_length=512)] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | list[str] | None,
+        BeforeValidator(_tool_choice, json_schema_input_type=str | dict[str, Any] | None),
+    ] = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _known_tools(self) -> ToolsBody:
+        names = [spec.function.name for spec in self.tools or []]
+        if len(set(names)) < len(names):
+            raise field_error("tools", "two functions have the same name")
+        if not names and self.tool_choice not in (None, "none", "auto"):
+            raise field_error("tool_choice", "only allowed when 'tools' are specified")
+        if isinstance(self.tool_choice, list) and self.tool_choice[0] not in names:
+            raise field_error("tool_choice", f"there is no function '{self.tool_choice[0]}' in 'tools'")
+        return self
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """None if the model is not to know of any."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [spec.for_template() for spec in self.tools]
+
+
+class ThinkingBody(Body):
+    """How much is thought before the answer. What the model makes of it is up to its template."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    max_reasoning_tokens: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def thinking_variables(self) -> dict[str, Any]:
+        """For the template."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["enable_thinking"] = self.reasoning_effort != "none"
+            if self.reasoning_effort != "none":
+                variables["reasoning_effort"] = self.reasoning_effort
+        if self.enable_thinking is not None:
+            variables["enable_thinking"] = self.enable_thinking
+        return variables
+
+
+def wishes(tools: ToolsBody, format: FormatBody, thinking: ThinkingBody) -> Wishes:
+    """Raises RequestError for a schema that cannot be enforced."""
+    choice = tools.tool_choice or "auto"
+    return Wishes(
+        tools=tuple(_tool(spec, place) for place, spec in enumerate(tools.tools or [])),
+        choice="required" if isinstance(choice, list) else choice,
+        named=choice[0] if isinstance(choice, list) else None,
+        parallel=tools.parallel_tool_calls is not False,
+        grammar=format.text_grammar,
+        max_reasoning_tokens=thinking.max_reasoning_tokens,
+    )
+
+
+def _tool(spec: ToolSpec, place: int) -> Tool:
+    kind = (spec.function.parameters or {}).get("type", "object")
+    if kind != "object":
+        param = f"tools[{place}].function.parameters"
+        raise RequestError(
+            f"Invalid schema in '{param}' at '/type': the arguments of a function are an object.", param=param
+        )
+    return spec.tool
