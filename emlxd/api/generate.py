@@ -63,6 +63,7 @@ def generate_request(info: ModelInfo, prompt: Prompt, body: SamplingBody, id: st
         ignore_eos=bool(body.ignore_eos) or (prompt.scored and body.token_limit == 1),
         prompt_logprobs=body.likeliest if prompt.scored else None,
         chunking=body.stream_chunks or info.stream_chunks,
+        shape=prompt.shape,
     )
 
 
