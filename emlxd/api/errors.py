@@ -1,4 +1,4 @@
-"""Every exception becomes an error body here, and nowhere else: OpenAI's, or Anthropic's on its routes.
+"""Every exception becomes an error body here, and nowhere else: OpenAI's, or the one of the route's API.
 
 | exception                         | status | answer                                     |
 |-----------------------------------|--------|--------------------------------------------|
@@ -41,6 +41,11 @@ def error_object(error: EmlxdError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
+def ollama_error(error: EmlxdError) -> dict[str, Any]:
+    """Ollama's error body."""
+    return {"error": error.message}
+
+
 def anthropic_error(error: EmlxdError) -> dict[str, Any]:
     """Anthropic's error body."""
     _, kind = anthropic_kind(error)
@@ -65,6 +70,8 @@ def status_and_body(error: EmlxdError, path: str) -> tuple[int, bytes]:
     """The answer for ``error`` in the shape of the API that ``path`` belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_kind(error)[0], orjson.dumps(anthropic_error(error))
+    if path.startswith("/api/"):
+        return error.status, orjson.dumps(ollama_error(error))
     return error.status, orjson.dumps(error_object(error))
 
 

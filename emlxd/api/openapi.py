@@ -13,12 +13,14 @@ import orjson
 from pydantic.json_schema import models_json_schema
 from quart import Blueprint, Response
 
-from emlxd.api import messages_schema, responses_schema, schema
+from emlxd.api import messages_schema, ollama_schema, responses_schema, schema
 from emlxd.api.fields import Body
 from emlxd.api.logprobs import Json
 from emlxd.api.surface import Services
 from emlxd.metrics import package_version
 
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
 REFERENCE: Final = "#/components/schemas/{model}"
 
 
@@ -47,6 +49,7 @@ ERROR: Final = _object(
     error=_object(message=TEXT, type=TEXT, param=_nullable(TEXT), code=_nullable(TEXT)),
 )
 ANTHROPIC_ERROR: Final = _object(type=_const("error"), error=_object(type=TEXT, message=TEXT))
+OLLAMA_ERROR: Final = _object(error=TEXT)
 USAGE: Final = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 ENVELOPE: Final[Json] = {"id": TEXT, "created": COUNT, "model": TEXT, "usage": USAGE}
 CHAT_MESSAGE: Final = _object(role=_const("assistant"), content=_nullable(TEXT), refusal=_nullable(TEXT))
@@ -102,30 +105,40 @@ RUNNING: Final = _object(
     unread_bytes=COUNT,
 )
 
+OLLAMA_END: Final[Json] = {"model": TEXT, "created_at": TEXT, "done": {"const": True}, "done_reason": TEXT}
+OLLAMA_DETAILS: Final = _object(format=TEXT, family=TEXT, parameter_size=TEXT, quantization_level=TEXT)
+OLLAMA_MODEL: Final[Json] = {"modified_at": TEXT, "details": OLLAMA_DETAILS}
+OLLAMA_MODELS: Final = _object(
+    models=_list(_object(name=TEXT, model=TEXT, size=COUNT, digest=TEXT, **OLLAMA_MODEL))
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``body`` has every kind of body that is taken; ``answer`` is a schema, or a media type but JSON."""
+    """``body`` has every kind of body that is taken; ``answer`` is a schema, or a media type but JSON.
+
+    ``stream`` is the media type of an answer that comes in parts.
+    """
 
     method: str
     path: str
     summary: str
     answer: Json | str
     body: tuple[type[Body], ...] = ()
-    streams: bool = False
+    stream: str | None = None
     parameters: tuple[str, ...] = ()
 
 
 OPERATIONS: Final = (
-    Operation("post", "/v1/chat/completions", "Answer a conversation.", CHAT, (schema.ChatBody,), True),
-    Operation("post", "/v1/completions", "Go on with a text.", COMPLETION, (schema.CompletionBody,), True),
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", CHAT, (schema.ChatBody,), EVENTS),
+    Operation("post", "/v1/completions", "Go on with a text.", COMPLETION, (schema.CompletionBody,), EVENTS),
     Operation(
         "post",
         "/v1/responses",
         "Answer in OpenAI's newer form, and keep the answer to go on from.",
         RESPONSE,
         (responses_schema.ResponsesBody,),
-        True,
+        EVENTS,
     ),
     Operation("get", "/v1/responses/{id}", "A response that was kept.", RESPONSE),
     Operation(
@@ -135,7 +148,12 @@ OPERATIONS: Final = (
         _object(id=TEXT, object=_const("response"), deleted=FLAG),
     ),
     Operation(
-        "post", "/v1/messages", "Answer in Anthropic's form.", MESSAGE, (messages_schema.MessagesBody,), True
+        "post",
+        "/v1/messages",
+        "Answer in Anthropic's form.",
+        MESSAGE,
+        (messages_schema.MessagesBody,),
+        EVENTS,
     ),
     Operation(
         "post",
@@ -155,6 +173,39 @@ OPERATIONS: Final = (
     Operation("post", "/detokenize", "Tokens as text.", _object(prompt=TEXT), (schema.DetokenizeBody,)),
     Operation("get", "/v1/models", "The models.", _object(object=_const("list"), data=_list(MODEL))),
     Operation("get", "/v1/models/{model}", "One model.", MODEL),
+    Operation(
+        "post",
+        "/api/chat",
+        "Answer a conversation in Ollama's form.",
+        _object(**OLLAMA_END, message=_object(role=_const("assistant"), content=TEXT)),
+        (ollama_schema.OllamaChatBody,),
+        LINES,
+    ),
+    Operation(
+        "post",
+        "/api/generate",
+        "Answer a prompt in Ollama's form.",
+        _object(**OLLAMA_END, response=TEXT),
+        (ollama_schema.OllamaGenerateBody,),
+        LINES,
+    ),
+    Operation(
+        "post",
+        "/api/embed",
+        "Texts as vectors in Ollama's form.",
+        _object(model=TEXT, embeddings=_list(_list({"type": "number"})), prompt_eval_count=COUNT),
+        (ollama_schema.OllamaEmbedBody,),
+    ),
+    Operation(
+        "post",
+        "/api/show",
+        "One model in Ollama's form.",
+        _object(**OLLAMA_MODEL, capabilities=_list(TEXT), model_info=ANY_OBJECT),
+        (ollama_schema.OllamaBody,),
+    ),
+    Operation("get", "/api/tags", "The models in Ollama's form.", OLLAMA_MODELS),
+    Operation("get", "/api/ps", "The models in memory in Ollama's form.", OLLAMA_MODELS),
+    Operation("get", "/api/version", "emlxd's version.", _object(version=TEXT)),
     Operation("get", "/health", "The process runs.", _object(status=_const("ok"))),
     Operation("get", "/ready", "Every model answers.", _object(status=_const("ready"), models=ANY_OBJECT)),
     Operation("get", "/metrics", "Readings for Prometheus.", "text/plain"),
@@ -197,7 +248,7 @@ def document(*, keys: bool) -> Json:
     for operation in OPERATIONS:
         schemas = [names[body, "validation"] for body in operation.body]
         paths.setdefault(operation.path, {})[operation.method] = _operation_object(operation, schemas)
-    errors = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+    errors = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR, "OllamaError": OLLAMA_ERROR}
     return {
         "openapi": "3.1.0",
         "info": {"title": "emlxd", "version": package_version()},
@@ -214,7 +265,8 @@ def document(*, keys: bool) -> Json:
 
 
 def _operation_object(operation: Operation, bodies: list[Any]) -> Json:
-    error = "AnthropicError" if operation.path.startswith("/v1/messages") else "Error"
+    prefixes = {"/v1/messages": "AnthropicError", "/api/": "OllamaError"}
+    error = next((name for start, name in prefixes.items() if operation.path.startswith(start)), "Error")
     refused = _content("application/json", {"$ref": REFERENCE.format(model=error)})
     described: Json = {
         "summary": operation.summary,
@@ -234,8 +286,8 @@ def _operation_object(operation: Operation, bodies: list[Any]) -> Json:
 def _answer(operation: Operation) -> Json:
     if isinstance(operation.answer, str):
         return _content(operation.answer, TEXT)
-    events: Json = {"text/event-stream": {}} if operation.streams else {}
-    return _content("application/json", operation.answer) | events
+    parts: Json = {operation.stream: {}} if operation.stream else {}
+    return _content("application/json", operation.answer) | parts
 
 
 def _parameters(operation: Operation) -> list[Json]:

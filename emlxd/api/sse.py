@@ -1,4 +1,4 @@
-"""Server-sent events: framing, heartbeats, and how a stream ends."""
+"""Streams: framing, heartbeats, and how one ends."""
 
 from __future__ import annotations
 
@@ -29,15 +29,27 @@ def named_frame(value: Mapping[str, Any]) -> bytes:
     return f"event: {value['type']}\n".encode() + data_frame(value)
 
 
+def line_frame(value: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(value) + b"\n"
+
+
 def stream_response(renderer: Renderer, events: Events, heartbeat: float, *, named: bool) -> Response:
     """A response that sends each event as it comes. ``heartbeat`` in seconds, 0 for none.
 
     A stream of named events says itself when it is over, one of unnamed events ends with ``DONE``.
     """
     frame, last = (named_frame, b"") if named else (data_frame, DONE)
-    response = Response(
-        _frames(renderer, events, heartbeat, frame, last), content_type="text/event-stream; charset=utf-8"
-    )
+    frames = _frames(renderer, events, heartbeat, frame, last)
+    return _unbuffered(frames, "text/event-stream; charset=utf-8")
+
+
+def line_response(renderer: Renderer, events: Events) -> Response:
+    """A response with one JSON object a line, as Ollama's streams are. It has no room for heartbeats."""
+    return _unbuffered(_frames(renderer, events, 0, line_frame, b""), "application/x-ndjson")
+
+
+def _unbuffered(frames: AsyncIterator[bytes], content_type: str) -> Response:
+    response = Response(frames, content_type=content_type)
     response.timeout = None
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"  # nginx would hold the words back

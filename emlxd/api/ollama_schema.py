@@ -1,0 +1,191 @@
+"""The request bodies of Ollama's /api routes, and what they ask for in the words of OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BeforeValidator, Field, model_validator
+
+from emlxd.api.conversation import Json, tool_call
+from emlxd.api.fields import Body, Refusals, field_error, strings
+from emlxd.api.shapes import ToolSpec
+
+NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+
+
+class Part(Body):
+    """A part of a body that has refusals of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        for name, neutral in cls.refused.items():
+            if isinstance(value, dict) and value.get(name) not in (None, *neutral):
+                raise field_error(name, "not supported by this server")
+        return value
+
+
+class OllamaOptions(Part):
+    """Sampling. Values are checked under OpenAI's names.
+
+    How Ollama loads a model (``num_ctx``, ``num_gpu`` and the like) is not read: config.yaml says that here.
+    """
+
+    refused: ClassVar[Refusals] = {
+        "mirostat": (0,),
+        "tfs_z": (1,),
+        "typical_p": (1,),
+        "repeat_last_n": (-1,),
+        "penalize_newline": (True,),
+    }
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_predict: Annotated[int, Field(ge=-2)] | None = None
+    stop: Annotated[list[str], BeforeValidator(strings, json_schema_input_type=str | list[str] | None)] = (
+        Field(default=[])
+    )
+
+    def as_openai(self) -> Json:
+        """Without what is not set: then the model's defaults hold."""
+        found = {theirs: getattr(self, ours) for ours, theirs in NUMBERS.items()}
+        if self.num_predict is not None and self.num_predict >= 0:  # -1 and -2 are "as many as fit"
+            found["max_tokens"] = self.num_predict
+        return {name: value for name, value in found.items() if value is not None} | {"stop": self.stop}
+
+
+class OllamaBody(Body):
+    """What every body has. ``keep_alive`` is not read: what stays in memory is config.yaml's to say."""
+
+    model: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_name(cls, value: Any) -> Any:
+        """``name`` is what ``model`` was called."""
+        return {"model": value["name"]} | value if isinstance(value, dict) and "name" in value else value
+
+
+class OllamaGeneratingBody(OllamaBody):
+    stream: bool | None = None
+    options: OllamaOptions = OllamaOptions()
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    def as_openai(self) -> Json:
+        found = self.options.as_openai() | {"model": self.model}
+        if isinstance(self.think, bool):
+            found["enable_thinking"] = self.think
+        elif self.think is not None:
+            found["reasoning_effort"] = self.think
+        if self.format == "json":
+            found["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            schema = {"name": "format", "schema": self.format}
+            found["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return found
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: dict[str, Any] = Field(default={})
+
+
+class Call(Body):
+    function: CalledFunction
+
+
+class OllamaMessage(Part):
+    refused: ClassVar[Refusals] = {"images": ([],)}
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(OllamaGeneratingBody):
+    refused: ClassVar[Refusals] = {"logprobs": (False,), "top_logprobs": (0,), "template": ("",)}
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[ToolSpec] | None = None
+
+    def as_openai(self) -> Json:
+        tools = [spec.for_template() for spec in self.tools or []]
+        found = super().as_openai() | {"messages": self._conversation()}
+        return found | ({"tools": tools} if tools else {})
+
+    def _conversation(self) -> list[Json]:
+        """Ollama's calls have no ids; the results follow them in their order."""
+        messages: list[Json] = []
+        waiting: list[str] = []
+        for place, message in enumerate(self.messages or []):
+            said: Json = {"role": message.role, "content": message.content or ""}
+            if message.thinking:
+                said["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                ids = [f"call_{place}_{number}" for number in range(len(message.tool_calls))]
+                said["tool_calls"] = [
+                    tool_call(id, call.function.name, orjson.dumps(call.function.arguments).decode())
+                    for id, call in zip(ids, message.tool_calls, strict=True)
+                ]
+                waiting = ids
+            if message.role == "tool":
+                said["tool_call_id"] = message.tool_call_id or (
+                    waiting.pop(0) if waiting else f"call_{place}"
+                )
+            messages.append(said)
+        return messages
+
+
+class OllamaGenerateBody(OllamaGeneratingBody):
+    refused: ClassVar[Refusals] = {
+        "context": ([],),
+        "images": ([],),
+        "logprobs": (False,),
+        "suffix": ("",),
+        "template": ("",),
+        "top_logprobs": (0,),
+    }
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+
+    @model_validator(mode="after")
+    def _raw_is_all(self) -> OllamaGenerateBody:
+        if self.raw and self.system:
+            raise field_error("system", "not together with 'raw'")
+        return self
+
+    def as_openai(self) -> Json:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return super().as_openai() | {"messages": [*system, {"role": "user", "content": self.prompt}]}
+
+
+class OllamaEmbedBody(OllamaBody):
+    input: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None

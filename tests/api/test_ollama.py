@@ -1,0 +1,197 @@
+"""Ollama's routes through its own Python client, whose types say what the shapes are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import ollama
+import orjson
+import pytest
+
+from emlxd.api.exchange import Exchange
+from emlxd.api.ollama_render import ChatRenderer
+from emlxd.core import Finished, TextPiece, Timing, ToolCallPiece, Usage
+from emlxd.errors import ServerFault
+from tests.api.conftest import Server, start_server
+from tests.fakes import FakeEmbedder, FakeRegistry
+
+ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Count."}]}
+TEXT = "one two three four five six"
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[ollama.AsyncClient]:
+    client = ollama.AsyncClient(host=server.url, verify=False)
+    yield client
+    await client.close()
+
+
+async def test_chat(client: ollama.AsyncClient, server: Server) -> None:
+    options = {
+        "temperature": 0.5,
+        "top_k": 3,
+        "repeat_penalty": 1.1,
+        "seed": 7,
+        "num_predict": 5,
+        "num_ctx": 64,
+    }
+    answer = await client.chat(**ASK, options=options, keep_alive="5m")
+    assert (answer.message.role, answer.message.content) == ("assistant", "one two three four five")
+    assert (answer.model, answer.done, answer.done_reason) == ("fake", True, "length")
+    assert (answer.prompt_eval_count, answer.eval_count) == (len("user:Count.\n"), 5)
+    assert (answer.prompt_eval_duration, answer.eval_duration) == (200_000_000, 300_000_000)
+    assert answer.total_duration and answer.total_duration >= (answer.load_duration or 0)
+    sampling = server.worker.submitted[-1].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty, sampling.seed) == (
+        0.5,
+        3,
+        1.1,
+        7,
+    )
+
+
+async def test_a_stream_is_the_same_answer_in_parts(client: ollama.AsyncClient) -> None:
+    whole = await client.chat(**ASK)
+    parts = [part async for part in await client.chat(**ASK, stream=True)]
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content == TEXT
+    assert [part.done for part in parts] == [False] * 6 + [True]
+    assert (parts[-1].done_reason, parts[-1].eval_count) == (whole.done_reason, whole.eval_count)
+
+
+async def test_it_streams_unless_told_not_to(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/api/chat", json=ASK)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [orjson.loads(line)["done"] for line in answer.text.splitlines()] == [False] * 6 + [True]
+
+
+async def test_generate(client: ollama.AsyncClient, server: Server) -> None:
+    answer = await client.generate("fake", "Count.", system="Be short.", options={"stop": ["four"]})
+    assert (answer.response, answer.done_reason) == ("one two three ", "stop")
+    assert [message["role"] for message in server.worker.chats[-1]["messages"]] == ["system", "user"]
+    parts = [part async for part in await client.generate("fake", "Count.", stream=True)]
+    assert "".join(part.response or "" for part in parts) == TEXT
+
+
+async def test_a_raw_prompt_is_only_gone_on_with(client: ollama.AsyncClient, server: Server) -> None:
+    answer = await client.generate("fake", "Once upon", raw=True)
+    assert answer.response == TEXT
+    assert (server.worker.submitted[-1].prompt, server.worker.chats) == (tuple(b"Once upon"), [])
+
+
+async def test_without_a_prompt_the_model_is_loaded(client: ollama.AsyncClient, server: Server) -> None:
+    assert (await client.generate("fake")).done_reason == "load"
+    assert (await client.chat("fake")).done_reason == "load"
+    assert server.worker.submitted == []
+
+
+async def test_a_conversation_with_tools(client: ollama.AsyncClient, server: Server) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "thinking": "Hm.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "2", "tool_name": "add"},
+        {"role": "tool", "content": "3", "tool_name": "add"},
+    ]
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+    await client.chat("fake", messages, tools=[tool], think=True)
+    chat = server.worker.chats[-1]
+    said = chat["messages"][1]
+    assert [each["function"]["name"] for each in said["tool_calls"]] == ["add", "add"]
+    ids = [each["id"] for each in said["tool_calls"]]
+    assert [message["tool_call_id"] for message in chat["messages"][2:]] == ids
+    assert chat["tools"][0]["function"]["name"] == "add"
+    assert chat["kwargs"]["enable_thinking"] is True
+
+
+async def test_format_holds_the_answer_to_a_schema(client: ollama.AsyncClient, server: Server) -> None:
+    await client.chat(**ASK, format={"type": "object", "properties": {"n": {"type": "integer"}}})
+    assert '"n"' in str(server.worker.submitted[-1].shape.grammar)
+    await client.chat(**ASK, format="json")
+    assert server.worker.submitted[-1].shape.grammar is not None
+
+
+async def test_models(client: ollama.AsyncClient) -> None:
+    assert [model.model for model in (await client.list()).models] == ["org/fake-1b", "fake"]
+    assert [model.model for model in (await client.ps()).models] == ["org/fake-1b"]
+    shown = await client.show("fake:latest")
+    assert shown.modelinfo == {
+        "general.architecture": "fake",
+        "fake.context_length": 1000,
+        "fake.vocab_size": 256,
+    }
+    assert shown.capabilities == ["completion"]
+
+
+async def test_version(http: httpx.AsyncClient) -> None:
+    assert list((await http.get("/api/version")).json()) == ["version"]
+
+
+async def test_embed() -> None:
+    worker = FakeEmbedder()
+    async with start_server(FakeRegistry(worker=worker)) as server:
+        client = ollama.AsyncClient(host=server.url, verify=False)
+        answer = await client.embed("fake", ["ab", "c" * 2000])
+        assert [len(vector) for vector in answer.embeddings] == [4, 4]
+        assert answer.prompt_eval_count == 2 + worker.info.max_context
+        assert len((await client.embed("fake", "ab", dimensions=2)).embeddings[0]) == 2
+        with pytest.raises(ollama.ResponseError, match="maximum context length"):
+            await client.embed("fake", "c" * 2000, truncate=False)
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"model": "none"}, 404, "'none' does not exist"),
+        ({"options": {"mirostat": 2}}, 400, "options.mirostat"),
+        ({"options": {"temperature": "hot"}}, 400, "options.temperature"),
+        ({"options": {"top_p": 2}}, 400, "top_p"),
+        ({"format": "xml"}, 400, "format"),
+        ({"messages": [{"role": "user", "images": ["x"]}]}, 400, "images"),
+        ({"messages": "hi"}, 400, "messages"),
+    ],
+)
+async def test_errors_are_in_ollamas_shape(
+    http: httpx.AsyncClient, fields: dict[str, Any], status: int, message: str
+) -> None:
+    answer = await http.post("/api/chat", json=ASK | fields)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert message in answer.json()["error"]
+
+
+async def test_a_failure_in_the_middle_reaches_the_client(client: ollama.AsyncClient, server: Server) -> None:
+    server.worker.failure, server.worker.fail_after = ServerFault("The step failed."), 2
+    said = []
+    with pytest.raises(ollama.ResponseError, match="The step failed"):
+        async for part in await client.chat(**ASK, stream=True):
+            said.append(part.message.content)
+    assert said == ["one", " two"]
+
+
+def test_a_call_is_told_when_it_is_whole() -> None:
+    renderer = ChatRenderer(Exchange("POST"), "fake", 0.0)
+    events = [
+        TextPiece("Hm.", channel="reasoning"),
+        TextPiece("So."),
+        ToolCallPiece(0, "", id="call_1", name="add"),
+        ToolCallPiece(0, '{"a":'),
+        ToolCallPiece(0, " 1}"),
+        ToolCallPiece(1, '{"b": ', id="call_2", name="add"),
+        Finished("length", Usage(1, 2), Timing()),
+    ]
+    lines = [line["message"] for event in events for line in renderer.event(0, event)]
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    assert lines == [
+        {"role": "assistant", "content": "", "thinking": "Hm."},
+        {"role": "assistant", "content": "So."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": '{"b": '},
+        {"role": "assistant", "content": ""},
+    ]
+    message = renderer.result()["message"]
+    assert (message["thinking"], message["content"], message["tool_calls"]) == ("Hm.", 'So.{"b": ', [call])
