@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import signal
 import socket
@@ -23,6 +24,7 @@ from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
 from emlxd.config import ServerSettings, Settings
 from emlxd.errors import UserError
+from emlxd.keys import read_keys
 from emlxd.metrics import Metrics
 
 BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropped at 100
@@ -121,8 +123,22 @@ async def serve(
 
 def announce(settings: ServerSettings, registry: surface.Registry, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    models = ", ".join(entry.name for entry in registry.models) or "no models"
-    print(f"emlxd serves {models} at http://{_url_host(settings.host)}:{port}/v1", flush=True)
+    names = [entry.name for entry in registry.models]
+    url = f"http://{_url_host(settings.host)}:{port}"
+    print(f"emlxd serves {', '.join(names) or 'no models'} at {url}/v1, and a page at {url}/", flush=True)
+    if names:
+        print(*how_to_call(url, names[0], keys=bool(read_keys(settings))), sep="\n", flush=True)
+
+
+def how_to_call(url: str, model: str, *, keys: bool) -> tuple[str, str]:
+    """One line for a shell and one for Python. A key is the reader's to fill in."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = "-H 'Authorization: Bearer KEY' " if keys else ""
+    client = f'OpenAI(base_url="{url}/v1", api_key="{"KEY" if keys else "unused"}")'
+    return (
+        f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
+        f"  from openai import OpenAI; print({client}.chat.completions.create(**{body}))",
+    )
 
 
 def hypercorn_config(listener: socket.socket) -> Config:

@@ -7,8 +7,13 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from emlxd.cli import bench, chat, check, models, pull, reload, serve, service
+from emlxd.cli import bench, chat, check, doctor, models, ps, pull, reload, serve, service, status
 from emlxd.errors import UserError
+
+EXIT_STATUS: Final = (
+    "Exit status: 0 done; 1 something of yours is wrong, and one plain line says what; 2 wrong usage; "
+    "70 `serve` gave up on a stuck model, to be started again."
+)
 
 
 class _Commands(TyperGroup):
@@ -42,16 +47,19 @@ app: Final = typer.Typer(
     cls=_Commands,
     callback=_options,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=EXIT_STATUS,
 )
 for command in (
     serve.serve,
     check.check,
+    doctor.doctor,
     reload.reload,
     pull.pull,
     models.models,
+    status.status,
+    ps.ps,
     chat.chat,
     bench.bench,
 ):

@@ -56,7 +56,10 @@ def bench(
     timeout: Annotated[float, typer.Option(min=1, help="The longest silence, in seconds.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure any OpenAI-compatible server: time to first token, gaps, tokens a second."""
+    """Measure any OpenAI-compatible server.
+
+    Time to first token, gaps between tokens, tokens a second, for each number of requests at once.
+    """
     import asyncio
 
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from emlxd.cli.options import ConfigOption, ModelArgument, UrlOption, load_settings, server_url
+from emlxd.cli.options import ConfigOption, ModelArgument, UrlOption, daemon_client
 from emlxd.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ _CONTROLS: Final = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t",
 
 def chat(model: ModelArgument = None, config: ConfigOption = None, url: UrlOption = None) -> None:
     """Talk to a model of the running daemon."""
-    from emlxd.cli.client import Client
-
-    client = Client(url or server_url(load_settings(config).server))
+    client = daemon_client(config, url)
     names = client.model_names()
     if not names:
         raise UserError(f"{client.url} serves no models.")

@@ -22,8 +22,9 @@ def check(
         bool, typer.Option("--against-running", help="Say also what a reload of the daemon would change.")
     ] = False,
 ) -> None:
-    """Say what is wrong with the configuration, by line, and how much memory the models take.
+    """Say what is wrong with the configuration, by line.
 
+    Then how much memory its models take, if their files are here.
     Status 1 if something is wrong.
     """
     from emlxd.config_file import load

@@ -53,6 +53,20 @@ class Client:
             status: dict[str, Any] = json.load(response)
             return status
 
+    def requests(self) -> list[dict[str, Any]]:
+        """What runs now."""
+        with self._open("/admin/requests") as response:
+            requests: list[dict[str, Any]] = json.load(response)["requests"]
+            return requests
+
+    def healthy(self) -> bool:
+        """Whether it is emlxd that answers."""
+        try:
+            with self._open("/health") as response:
+                return bool(json.load(response) == {"status": "ok"})
+        except (UserError, ValueError):
+            return False
+
     def reload(self, *, dry_run: bool) -> dict[str, list[str]]:
         """What changed, or would, by kind of change."""
         path = f"/admin/reload?dry_run={'true' if dry_run else 'false'}"

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import sys
+import json
+from typing import Any
 
 import typer
 
-from emlxd.cli.options import ConfigOption, load_settings, server_url
+from emlxd.cli.options import ConfigOption, JsonOption, daemon_client, load_settings
 
 
-def models(config: ConfigOption = None) -> None:
-    """List the models of the configuration, their files, and what the daemon says of them."""
-    from rich.console import Console
-    from rich.table import Table
+def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the models, their files and their state.
 
-    from emlxd.cli.client import Client
+    The models are those of the configuration; their state is the running daemon's.
+    """
+    from emlxd.cli.table import console, make_table
     from emlxd.sources import locate
 
     settings = load_settings(config)
-    states, remark = Client(server_url(settings.server)).states()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "aliases", "source", "files", "state"):
-        table.add_column(title, overflow="fold")
-    for model in settings.models:
-        table.add_row(
-            model.name,
-            ", ".join(model.aliases),
-            str(model.source),
-            "here" if locate(model.source) else "missing",
-            states.get(model.name, "-"),
-        )
-    # Into a pipe or a file every row is one line.
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 1000)
-    console.print(table)
+    states, remark = daemon_client(config, None).states()
+    rows: list[dict[str, Any]] = [
+        {
+            "model": model.name,
+            "aliases": list(model.aliases),
+            "source": str(model.source),
+            "files": "here" if locate(model.source) else "missing",
+            "state": states.get(model.name),
+        }
+        for model in settings.models
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        table = make_table("model", "aliases", "source", "files", "state")
+        for row in rows:
+            table.add_row(
+                row["model"], ", ".join(row["aliases"]), row["source"], row["files"], row["state"] or "-"
+            )
+        console().print(table)
     if remark:
         typer.echo(remark, err=True)

@@ -11,6 +11,7 @@ import typer
 from emlxd.errors import UserError
 
 if TYPE_CHECKING:
+    from emlxd.cli.client import Client
     from emlxd.config import ModelSettings, ServerSettings, Settings
 
 SEARCHED: Final = ("config/config.yaml", "config.yaml", "~/.config/emlxd/config.yaml")
@@ -25,9 +26,25 @@ ConfigOption = Annotated[
         help=f"The configuration file; without it the first of {', '.join(SEARCHED)}.",
     ),
 ]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """For the shell: the names in the configuration that is found without --config."""
+    try:
+        settings = load_settings(None)
+    except UserError:
+        return []
+    names = [name for model in settings.models for name in (model.name, *model.aliases)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", show_default=False, help="A model's name or alias.")
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", show_default=False, autocompletion=complete_model, help="A model's name or alias."
+    ),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -72,6 +89,16 @@ def client_key(settings: ServerSettings) -> str | None:
 
     keys = read_keys(settings)
     return os.environ.get("EMLXD_API_KEY") or (keys[0].decode() if keys else None)
+
+
+def daemon_client(config: Path | None, url: str | None) -> Client:
+    """A client of the server at ``url``, or of the daemon with that configuration. Raises UserError."""
+    from emlxd.cli.client import Client
+
+    if url is not None:
+        return Client(url, os.environ.get("EMLXD_API_KEY"))
+    server = load_settings(config).server
+    return Client(server_url(server), client_key(server))
 
 
 def server_url(settings: ServerSettings) -> str:

@@ -1,0 +1,196 @@
+"""emlxd doctor"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import typer
+
+from emlxd.cli.options import ConfigOption, JsonOption, find_config, server_url
+from emlxd.errors import UserError
+
+if TYPE_CHECKING:
+    from emlxd.config import Settings
+
+ENOUGH_FILES: Final = 1024  # open files: a connection each, beside those of models
+INSTALL_MLX: Final = "Install it: pip install emlxd on a Mac, 'emlxd[cpu]' or 'emlxd[cuda]' on Linux."
+COMPILERS: Final = ("g++", "c++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of one thing, and what to do about it: ``bad`` keeps emlxd from working."""
+
+    what: str
+    level: Literal["ok", "note", "bad"]
+    found: str
+    to_do: str = ""
+
+
+def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Look for what keeps emlxd from working well, and say what to do.
+
+    Status 1 if something keeps it from working at all.
+    """
+    findings = list(examine(config))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.level == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    from emlxd.cli.table import console, make_table
+
+    table = make_table("", "", "")
+    table.show_header = False
+    for finding in findings:
+        table.add_row(finding.level, finding.what, finding.found)
+        if finding.to_do:
+            table.add_row("", "", f"-> {finding.to_do}")
+    console().print(table)
+
+
+def examine(config: Path | None) -> Iterator[Finding]:
+    """One after the other; what cannot be looked at without an earlier one is left out."""
+    yield Finding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+    mlx = _mlx()
+    yield mlx
+    if mlx.level != "bad":
+        yield from _device()
+    yield _open_files()
+    try:
+        path = find_config(config)
+        settings = _load(path)
+    except UserError as error:
+        yield Finding("configuration", "bad", error.message, "Correct it; the daemon starts with no other.")
+        return
+    yield Finding("configuration", "ok", f"{path}: models: {len(settings.models)}")
+    yield from _models(settings)
+    if mlx.level != "bad":
+        yield _memory(settings)
+    yield _port(settings)
+    yield _service(path, settings)
+
+
+def _load(path: Path) -> Settings:
+    from emlxd.config_file import load
+
+    return load(path)
+
+
+def _mlx() -> Finding:
+    try:
+        import emlxd.graph.device  # noqa: F401  MLX, with what must be loaded before it
+    except ImportError as error:
+        return Finding("mlx", "bad", f"cannot be imported: {error}", INSTALL_MLX)
+    return Finding("mlx", "ok", importlib.metadata.version("mlx"))
+
+
+def _device() -> Iterator[Finding]:
+    from emlxd.graph import BLAS
+    from emlxd.graph.device import current_device
+
+    kind = current_device().kind
+    yield Finding("device", "ok", kind)
+    if kind != "cpu":
+        return
+    if BLAS.hint:
+        yield Finding("blas", "note", BLAS.library or "MLX's own", BLAS.hint)
+    else:
+        yield Finding("blas", "ok", BLAS.library or "MLX's own")
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler:
+        yield Finding("compiler", "ok", compiler)
+    else:
+        yield Finding(
+            "compiler", "note", "none", "Install g++: without it the decode step is not compiled, and slower."
+        )
+
+
+def _open_files() -> Finding:
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
+        return Finding("open files", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+    return Finding("open files", "note", str(limit), f"Raise it for many clients: ulimit -n {ENOUGH_FILES}")
+
+
+def _models(settings: Settings) -> Iterator[Finding]:
+    from emlxd.sources import locate
+
+    missing = [model.name for model in settings.models if locate(model.source) is None]
+    if missing:
+        yield Finding("models", "note", f"not here yet: {', '.join(missing)}", "emlxd pull fetches them.")
+    else:
+        yield Finding("models", "ok", "all files are here")
+
+
+def _memory(settings: Settings) -> Finding:
+    from emlxd.footprint import budget, predict
+    from emlxd.memory import format_bytes
+    from emlxd.sources import locate
+
+    limit, total, large = budget(settings.memory), 0, []
+    for model in settings.models:
+        if files := locate(model.source):
+            try:
+                needed = predict(model, files).total
+            except UserError as error:
+                return Finding(
+                    "memory", "bad", f"{model.name}: {error.message}", "Fetch or name other files."
+                )
+            total += needed
+            large += [model.name] if needed > limit else []
+    found = f"the models need {format_bytes(total)}, the budget is {format_bytes(limit)}"
+    if large:
+        smaller = "Set fewer slots or a smaller max_context, or raise memory.budget."
+        return Finding("memory", "bad", f"{found}; too large alone: {', '.join(large)}", smaller)
+    if total > limit:
+        return Finding(
+            "memory", "note", found, "Not all fit at once: set `load: on_demand` for some of them."
+        )
+    return Finding("memory", "ok", found)
+
+
+def _port(settings: Settings) -> Finding:
+    import socket
+    from urllib.parse import urlsplit
+
+    from emlxd.cli.client import Client
+
+    client = Client(server_url(settings.server))
+    try:
+        socket.create_connection((urlsplit(client.url).hostname, settings.server.port), timeout=2).close()
+    except OSError:
+        return Finding("port", "ok", f"nothing listens at {client.url}")
+    if client.healthy():
+        return Finding("port", "ok", f"emlxd answers at {client.url}")
+    return Finding(
+        "port", "bad", f"another program answers at {client.url}", "Set server.port to another one."
+    )
+
+
+def _service(config: Path, settings: Settings) -> Finding:
+    from emlxd.service.definition import define
+    from emlxd.service.launchctl import LaunchAgent
+    from emlxd.service.systemd import UserUnit
+
+    name = "launchd" if sys.platform == "darwin" else "systemd"
+    manager = (LaunchAgent if name == "launchd" else UserUnit)(define(config, settings))
+    if not manager.file.exists():
+        return Finding(name, "ok", f"not installed; `emlxd {name} install` starts emlxd with your login")
+    try:
+        return Finding(name, "ok", manager.status().splitlines()[0])
+    except UserError as error:
+        return Finding(name, "note", error.message)
