@@ -191,6 +191,10 @@ class LogSettings(Section):
         default="auto",
         description="`console` for people, `json` for machines; `auto` is `console` on a terminal.",
     )
+    prompts: bool = Field(
+        default=False,
+        description="Log the prompts too, word for word. Otherwise nothing is logged of what clients say.",
+    )
 
 
 class SamplingDefaults(Section):

@@ -9,6 +9,7 @@ this middleware closes when the exchange is over: answered, failed, or the clien
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -35,19 +36,60 @@ CLIENT_CLOSED = 499  # nginx's number for a client that left before the answer b
 # Asked every few seconds: logged when they fail.
 PROBES = frozenset({"/health", "/ready", "/metrics", "/admin/status"})
 _KEY = "emlxd.exchange"
+_REQUEST_ID = re.compile(rb"[\w.:=@+-]{1,128}")
 _log = structlog.get_logger("emlxd.http")
 
 
 @dataclass(slots=True)
+class Tally:
+    """What an exchange took of which model. ``first_token`` is in seconds from the request's arrival."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    first_token: float | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        """For the log; nothing if there was no model."""
+        if not self.model:
+            return {}
+        return {
+            "model": self.model,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens,
+            "first_token_seconds": None if self.first_token is None else round(self.first_token, 4),
+            "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
+        }
+
+
+@dataclass(slots=True)
 class Exchange:
-    """``route`` is the URL template, not the path: it labels metrics, so its values are few."""
+    """``route`` is the URL template, not the path: it labels metrics, so its values are few.
+
+    ``id`` is made here and unique. ``request_id`` is the client's own where it has sent one.
+    """
 
     method: str
+    client: str = ""
+    sent_id: str = ""
     started: float = field(default_factory=time.perf_counter)
     id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)
     route: str = "unmatched"
     status: int | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def request_id(self) -> str:
+        return self.sent_id or self.id
+
+    @property
+    def generation_id(self) -> str:
+        """Unique, and tells of both ids: what workers call the request."""
+        return f"{self.sent_id}.{self.id}" if self.sent_id else self.id
 
     @property
     def seconds(self) -> float:
@@ -74,9 +116,10 @@ class ExchangeMiddleware:
             await self._app(scope, receive, send)
             return
         scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
-        exchange = Exchange(scope["method"])
+        client = scope["client"]
+        exchange = Exchange(scope["method"], client[0] if client else "", _sent_id(scope))
         cast(dict[str, Any], scope)[_KEY] = exchange
-        bind_request(exchange.id)
+        bind_request(exchange.request_id)
         try:
             async with exchange.cleanup:
                 await self._answer(exchange, scope, receive, send)
@@ -89,7 +132,7 @@ class ExchangeMiddleware:
         async def noting_send(event: ASGISendEvent) -> None:
             if event["type"] == "http.response.start":
                 exchange.status = event["status"]
-                id = exchange.id.encode()
+                id = exchange.request_id.encode()
                 # Anthropic's clients look for the second.
                 event["headers"] = [*event["headers"], (b"x-request-id", id), (b"request-id", id)]
             await send(event)
@@ -112,7 +155,15 @@ class ExchangeMiddleware:
             path=scope["path"],
             status=status,
             seconds=round(exchange.seconds, 4),
+            client=exchange.client,
+            **exchange.tally.fields(),
         )
+
+
+def _sent_id(scope: HTTPScope) -> str:
+    """The client's own id for its request; one that would not be safe in a header or a log is passed over."""
+    sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return sent.decode() if _REQUEST_ID.fullmatch(sent) else ""
 
 
 async def _send_error(send: ASGISendCallable, path: str, exception: Exception) -> None:

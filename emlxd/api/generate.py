@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import structlog
+
 from emlxd.api.drain import Running
 from emlxd.api.exchange import Exchange, current_exchange
 from emlxd.api.fields import SamplingBody
@@ -27,13 +29,18 @@ from emlxd.errors import ContextLengthExceeded, RequestError
 from emlxd.metrics import Metrics
 from emlxd.worker.mailbox import Generation
 
+_log = structlog.get_logger("emlxd.http")
+
 T = TypeVar("T")
 
 
 async def lease(services: Services, model: str) -> Worker:
     """The worker for ``model``, held until the exchange is over."""
     services.drain.check()
-    return await current_exchange().cleanup.enter_async_context(services.registry.lease(model))
+    exchange = current_exchange()
+    worker = await exchange.cleanup.enter_async_context(services.registry.lease(model))
+    exchange.tally.model = worker.name
+    return worker
 
 
 def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: SamplingBody) -> list[Run]:
@@ -44,9 +51,13 @@ def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: 
     """
     exchange = current_exchange()
     requests = [
-        generate_request(worker.info, prompt, body, f"{exchange.id}-{place}")
+        generate_request(worker.info, prompt, body, f"{exchange.generation_id}-{place}")
         for place, prompt in enumerate(prompts)
     ]
+    if services.settings.log.prompts:
+        for prompt in prompts:
+            text = worker.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+            _log.info("prompt", model=worker.name, text=text)
     return [_start(services, worker, request, exchange) for request in requests]
 
 
@@ -127,7 +138,7 @@ def _or(asked: T | None, default: T) -> T:
 
 def _start(services: Services, worker: Worker, request: GenerateRequest, exchange: Exchange) -> Run:
     run = Run(worker.submit(request), services.metrics, worker.name, exchange)
-    running = Running(exchange.id, worker.name, exchange.route, run.generation)
+    running = Running(exchange.generation_id, worker.name, exchange.route, run.generation)
     services.drain.add(running)
     exchange.cleanup.callback(services.drain.discard, running)
     exchange.cleanup.callback(run.close)
@@ -157,7 +168,10 @@ class Run:
             self._finish(event)
         elif isinstance(event, TextPiece | ToolCallPiece) and not self._spoke:
             self._spoke = True
-            self._metrics.first_token(self._model, self._exchange.seconds)
+            seconds = self._exchange.seconds
+            self._metrics.first_token(self._model, seconds)
+            if self._exchange.tally.first_token is None:
+                self._exchange.tally.first_token = seconds
         return event
 
     @property
@@ -170,13 +184,18 @@ class Run:
         self._end("abort", self._unfinished)
 
     def _finish(self, event: Finished) -> None:
+        tally = self._exchange.tally
         if self._unfinished == self.generation.request.n:
             self._metrics.prompt_read(self._model, event.usage)
+            tally.prompt_tokens += event.usage.prompt_tokens
+            tally.cached_tokens += event.usage.cached_tokens
+        tally.completion_tokens += event.usage.completion_tokens
         self._metrics.generation_finished(self._model, event.usage, event.timing)
         self._end(event.reason, 1)
 
     def _end(self, outcome: str, answers: int) -> None:
         self._unfinished -= answers
+        self._exchange.tally.finish_reasons += [outcome] * answers
         for _ in range(answers):
             self._metrics.request_ended(self._model, self._exchange.route, outcome, self._exchange.seconds)
 
