@@ -28,8 +28,7 @@ from emlxd.server import Front, bind, serve
 from emlxd.sources import fetch
 from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate
-from emlxd.worker.load import load_model
-from emlxd.worker.worker import Worker, WorkerOptions
+from emlxd.worker.make import AnyWorker, make_worker
 
 STUCK: Final = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
 
@@ -104,13 +103,13 @@ def _make_registry(settings: Settings) -> Registry:
 
     gate = Gate()
 
-    def make_worker(model: ModelSettings) -> Worker:
-        return Worker(WorkerOptions.of(model), lambda: load_model(model, fetch(model.source), gate), gate)
+    def worker_for(model: ModelSettings) -> AnyWorker:
+        return make_worker(model, fetch(model.source), gate)  # it was prepared, so its files are here
 
     async def prepare(model: ModelSettings) -> Needs:
         return await aside(lambda: footprint.predict(model, fetch(model.source)))
 
-    residents = Residents(footprint.budget(settings.memory), make_worker, prepare)
+    residents = Residents(footprint.budget(settings.memory), worker_for, prepare)
     return Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)
 
 

@@ -10,23 +10,30 @@ from emlxd.config import MemorySettings, ModelSettings
 from emlxd.graph import device_memory
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
+from emlxd.graph.measure_reader import measure_reader
 from emlxd.graph.open import quantization_of
+from emlxd.graph.open_embedder import kind_of
 from emlxd.memory import ComputeForm, Needs, Sizes
+from emlxd.worker.packing import MAX_TOKENS
 
 
 def predict(settings: ModelSettings, path: Path) -> Needs:
     """The bytes that the model at ``path`` will take. Reads headers alone. Raises ModelFormatError."""
     quantize = quantization_of(settings)
-    facts = measure(path, quantize)
+    reads_only = kind_of(settings, path) != "chat"
+    facts = measure_reader(path, quantize) if reads_only else measure(path, quantize)
     here = current_device()
     form = ComputeForm(
         itemsize=here.dtype(settings.dtype).size,
         keeps_quantized=here.keeps_quantized("keep" if quantize else settings.weights),
         fused_attention=here.gpu,
     )
+    max_context = settings.max_context or facts.max_position
+    if reads_only:
+        return memory.reader_needs(facts, max(MAX_TOKENS, max_context), max_context, form)
     sizes = Sizes(
         slots=settings.slots,
-        max_context=settings.max_context or facts.max_position,
+        max_context=max_context,
         prefill_chunk=settings.prefill_chunk,
         prefix_cache=settings.prefix_cache.bytes,
     )

@@ -76,6 +76,17 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
     )
 
 
+def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: ComputeForm) -> Needs:
+    """The bytes of a model that reads whole texts, ``tokens`` in a step, and keeps nothing of them."""
+    values = TOKEN_COPIES * tokens * facts.widest_row + facts.cached_values * tokens
+    if not form.fused_attention:
+        values += SCORE_COPIES * facts.heads * tokens * max_context
+    return Needs(
+        weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
+        activations=values * form.itemsize,
+    )
+
+
 def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
     if tensor.packed and form.keeps_quantized:
         return tensor.packed + tensor.scales * form.itemsize

@@ -96,7 +96,7 @@ def _worker_gauges(readings: Iterable[_Reading]) -> Iterator[Metric]:
         waiting.add_metric([name], sum(stats.waiting for stats in workers))
         slots.add_metric([name], sum(stats.slots for stats in workers))
         written, positions = sum(s.kv_tokens for s in workers), sum(s.kv_capacity for s in workers)
-        usage.add_metric([name], written / positions)
+        usage.add_metric([name], written / positions if positions else 0.0)
         for part in workers[0].memory:
             memory.add_metric([name, part], sum(stats.memory[part] for stats in workers))
     yield from (running, waiting, slots, usage, memory)

@@ -15,7 +15,7 @@ import structlog
 from emlxd.config import ModelSettings
 from emlxd.errors import EmlxdError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
 from emlxd.residency import Resident, Residents, UnloadReason
-from emlxd.worker.worker import Worker
+from emlxd.worker.make import AnyWorker
 
 log = structlog.get_logger(__name__)
 
@@ -138,7 +138,7 @@ class Registry:
                 raise error if isinstance(error, UserError) else UserError(error.message)
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Worker]:
+    async def lease(self, name: str) -> AsyncIterator[AnyWorker]:
         """A worker that stays while the lease is held; the model is loaded if need be.
 
         Raises ModelNotFound, and Unavailable with the reason if it cannot be loaded now.

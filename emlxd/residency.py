@@ -16,12 +16,12 @@ from emlxd.config import ModelSettings
 from emlxd.core import WorkerCounts
 from emlxd.errors import NoRoom
 from emlxd.memory import Needs, format_bytes, victims
-from emlxd.worker.worker import Worker
+from emlxd.worker.make import AnyWorker
 
 log = structlog.get_logger(__name__)
 
 UnloadReason = Literal["request", "idle", "room", "replaced", "died"]
-MakeWorker = Callable[[ModelSettings], Worker]
+MakeWorker = Callable[[ModelSettings], AnyWorker]
 Prepare = Callable[[ModelSettings], Awaitable[Needs]]
 """Brings the model's files to this machine and says what it will take. Raises EmlxdError."""
 
@@ -34,7 +34,7 @@ class Resident:
     """
 
     settings: ModelSettings
-    worker: Worker
+    worker: AnyWorker
     needs: Needs
     last_used: float
     leases: int = 0
@@ -157,7 +157,7 @@ class Residents:
         )
 
     @contextmanager
-    def lease(self, resident: Resident) -> Iterator[Worker]:
+    def lease(self, resident: Resident) -> Iterator[AnyWorker]:
         """Its worker, which stays as long as the lease is held."""
         resident.leases += 1
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from emlxd.graph.activations import Activation
 from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.device import Device
@@ -14,25 +16,34 @@ from emlxd.graph.taker import Taker
 
 
 def load_encoder(
-    take: Taker, spec: EncoderSpec, device: Device, base: str, *, max_context: int, compile: bool
+    take: Taker,
+    spec: EncoderSpec,
+    device: Device,
+    base: str,
+    *,
+    max_context: int,
+    compile: bool,
+    turn: AbstractContextManager[None],
 ) -> Encoder:
-    """Loads all but the head; the names of its tensors begin with ``base``."""
+    """Loads all but the head, in ``turn`` with others; the names of its tensors begin with ``base``."""
     activation = device.activation(spec.activation, take.dtype, gated=spec.gated, compile=compile)
     ropes: dict[RopeSpec, Rope] = {}
     layers = []
     for index, layer in enumerate(spec.layers):
-        if layer.rope and layer.rope not in ropes:
-            ropes[layer.rope] = device.rope(layer.rope, max_context)
-        rope = ropes[layer.rope] if layer.rope else None
-        layers.append(_layer(take, spec, base, index, rope, activation))
+        with turn:
+            if layer.rope and layer.rope not in ropes:
+                ropes[layer.rope] = device.rope(layer.rope, max_context)
+            rope = ropes[layer.rope] if layer.rope else None
+            layers.append(_layer(take, spec, base, index, rope, activation))
     final = spec.names.final_norm
-    return Encoder(
-        spec=spec,
-        embeddings=_embeddings(take, spec, base),
-        layers=tuple(layers),
-        norm=take.norm(base + final, spec.norm, spec.hidden_size) if final else None,
-        attention_kind=device.attention(take.dtype, compile=compile),
-    )
+    with turn:
+        return Encoder(
+            spec=spec,
+            embeddings=_embeddings(take, spec, base),
+            layers=tuple(layers),
+            norm=take.norm(base + final, spec.norm, spec.hidden_size) if final else None,
+            attention_kind=device.attention(take.dtype, compile=compile),
+        )
 
 
 def base_of(checkpoint: Checkpoint, spec: EncoderSpec) -> str:

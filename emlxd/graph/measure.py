@@ -54,7 +54,7 @@ def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
     config = open_checkpoint(path).config
     spec = spec_of(config, str(path))
     if path.is_dir():
-        tensors = _of_folder(path, config, quantize)
+        tensors = tensors_of_folder(path, config, quantize)
     else:
         tensors = (_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
     attention = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
@@ -82,9 +82,10 @@ def _dense(shape: Sequence[int], quantize: Quantization | None) -> StoredTensor:
     return StoredTensor(values, values * quantize.bits // 8, 2 * values // quantize.group_size)
 
 
-def _of_folder(
+def tensors_of_folder(
     path: Path, config: Mapping[str, Any], quantize: Quantization | None
 ) -> Iterator[StoredTensor]:
+    """Those of all its safetensors files."""
     quantization = config.get("quantization") or {}
     for file in path.glob("*.safetensors"):
         tensors = open_safetensors(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -32,26 +33,33 @@ def kind_of(settings: ModelSettings, path: Path) -> Kind:
     """What the model is for: what its entry says, or what its files are written for."""
     if settings.kind != "auto":
         return settings.kind
-    config = _config(path)
+    config = read_config(path)
     if config.get("model_type") in ENCODERS:
         tasks = config.get("architectures") or ()
         return "rerank" if any("ForSequenceClassification" in str(task) for task in tasks) else "embedding"
     return "embedding" if is_sentence_model(path) else "chat"
 
 
-def open_embedder(path: Path, settings: ModelSettings) -> MlxEmbedder:
-    """Loads the model in this thread, which must be the one that runs it. Raises ModelFormatError."""
-    device = current_device()
-    if _config(path).get("model_type") in ENCODERS:
-        return _open_encoder(path, settings, device)
+def open_embedder(
+    path: Path, settings: ModelSettings, turn: AbstractContextManager[None] | None = None
+) -> MlxEmbedder:
+    """Loads the model in this thread, which must be the one that runs it, in ``turn`` with others.
+
+    Raises ModelFormatError.
+    """
+    device, turn = current_device(), turn or nullcontext()
+    if read_config(path).get("model_type") in ENCODERS:
+        return _open_encoder(path, settings, device, turn)
     if settings.kind == "rerank":
         raise ModelFormatError(
             f"{path}: is no cross-encoder, expected a head for scores on one of {', '.join(sorted(ENCODERS))}"
         )
-    return _open_decoder(path, settings, device)
+    return _open_decoder(path, settings, device, turn)
 
 
-def _open_encoder(path: Path, settings: ModelSettings, device: Device) -> MlxEmbedder:
+def _open_encoder(
+    path: Path, settings: ModelSettings, device: Device, turn: AbstractContextManager[None]
+) -> MlxEmbedder:
     scores = kind_of(settings, path) == "rerank"
     checkpoint = FolderCheckpoint(path, Family("encoder", ignored=_UNUSED))
     spec = encoder_spec_of(checkpoint.config, str(path))
@@ -66,8 +74,11 @@ def _open_encoder(path: Path, settings: ModelSettings, device: Device) -> MlxEmb
     if scores:
         _check_labels(path, checkpoint.config)
     base = base_of(checkpoint, spec)
-    body = load_encoder(take, spec, device, base, max_context=max_context, compile=settings.compile)
-    summary = load_pair_score(take, spec, base) if scores else load_sentence_vector(sentence)
+    body = load_encoder(
+        take, spec, device, base, max_context=max_context, compile=settings.compile, turn=turn
+    )
+    with turn:
+        summary = load_pair_score(take, spec, base) if scores else load_sentence_vector(sentence)
     take.finish()
     return MlxEmbedder(
         body,
@@ -80,7 +91,9 @@ def _open_encoder(path: Path, settings: ModelSettings, device: Device) -> MlxEmb
     )
 
 
-def _open_decoder(path: Path, settings: ModelSettings, device: Device) -> MlxEmbedder:
+def _open_decoder(
+    path: Path, settings: ModelSettings, device: Device, turn: AbstractContextManager[None]
+) -> MlxEmbedder:
     checkpoint = _headless(path)
     sentence = read_sentence_spec(path, "lasttoken")
     limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
@@ -93,6 +106,7 @@ def _open_decoder(path: Path, settings: ModelSettings, device: Device) -> MlxEmb
         weights=settings.weights,
         quantize=quantization_of(settings),
         compile=settings.compile,
+        turn=turn,
     )
     return MlxEmbedder(
         DecoderBody(model),
@@ -132,7 +146,7 @@ def _check_labels(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any]:
     """config.json, or nothing where there is none: who opens the model says what is wrong with it."""
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))

@@ -22,7 +22,9 @@ def load(folder: Path) -> Vocabulary:
         **_special_tokens(config),
     }
     bos, eos = specials.get("bos_token"), specials.get("eos_token")
-    if "add_bos_token" in config or "add_eos_token" in config:
+    # Qwen's tokenizers have these settings and do not mind them: tokenizer.json says what is added.
+    minds = not str(config.get("tokenizer_class")).startswith("Qwen")
+    if minds and ("add_bos_token" in config or "add_eos_token" in config):
         add_bos_and_eos(
             backend,
             bos if config.get("add_bos_token") else None,

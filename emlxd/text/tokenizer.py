@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from emlxd.core import TokenizedText
 from emlxd.text import gguf_vocabulary, hf_vocabulary
 from emlxd.text.vocabulary import Vocabulary
 
@@ -52,6 +53,22 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Special tokens written out in ``text`` become those tokens."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_pair(self, first: str, second: str) -> TokenizedText:
+        """Two texts that are read together, as the model was trained to."""
+        found = self._backend.encode(first, second)
+        marks = zip(found.type_ids, found.sequence_ids, strict=True)
+        begins = (index for index, mark in enumerate(marks) if 1 in mark)
+        return TokenizedText(tuple(found.ids), next(begins, len(found.ids)))
+
+    def truncate(self, ids: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` ids; the special tokens at the end, which close a text, are kept."""
+        if len(ids) <= limit:
+            return list(ids)
+        closing = 0
+        while closing < limit and ids[-1 - closing] in self.special_ids:
+            closing += 1
+        return [*ids[: limit - closing], *ids[len(ids) - closing :]]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Broken UTF-8 becomes U+FFFD; ids outside of the vocabulary become nothing."""

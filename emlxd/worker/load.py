@@ -42,7 +42,7 @@ def load_model(
     """Loads the files at ``path`` onto the device, in ``turn`` with others. Raises ModelFormatError."""
     from emlxd.graph.open import open_runner
 
-    tokenizer = _tokenizer(path)
+    tokenizer = read_tokenizer(path)
     generation_config = _generation_config(path)
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     return Model(
@@ -75,7 +75,8 @@ def _fingerprint(settings: ModelSettings, path: Path) -> str:
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """That of the model at ``path``. Raises ModelFormatError."""
     if path.is_dir():
         return Tokenizer.from_folder(path)
     from emlxd.graph.gguf import GgufFile

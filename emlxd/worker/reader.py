@@ -1,0 +1,349 @@
+"""Workers for models that read whole texts and write none: vectors for texts, scores for pairs of them."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+import structlog
+
+from emlxd.config import ModelSettings
+from emlxd.core import GenerateRequest, ModelInfo, Shape, TokenizedText, WorkerCounts, WorkerStats
+from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.text.dialect import Wishes
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.worker.gate import Gate
+from emlxd.worker.mailbox import Generation
+from emlxd.worker.meters import Meters
+from emlxd.worker.packing import pack
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+ROUND: Final = 256  # texts that are packed together; a newcomer waits for no more
+SHARE: Final = 64  # texts of one request in a round where others wait
+
+
+class TextRunner(Protocol):
+    """A model on the device."""
+
+    @property
+    def traces(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def run(self, texts: Sequence[TokenizedText], rows: int, length: int) -> list[list[float]]:
+        """A vector for each text, in a step of ``rows`` texts padded to ``length`` tokens."""
+
+    def out_of_memory(self, error: Exception) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderModel:
+    """A loaded model. ``prompts``, by name, are put before texts of a kind; ``default_prompt`` names one."""
+
+    info: ModelInfo
+    runner: TextRunner
+    tokenizer: Tokenizer
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A request: its texts, how many of them are taken, and the vectors that there are."""
+
+    texts: Sequence[TokenizedText]
+    future: Future[list[list[float]]]
+    taken: int = 0
+    vectors: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return self.future.done()
+
+    def finish(self) -> None:
+        """Delivers the vectors if all are there."""
+        if (
+            len(self.vectors) == len(self.texts)
+            and not self.over
+            and self.future.set_running_or_notify_cancel()
+        ):
+            self.future.set_result([self.vectors[place] for place in range(len(self.texts))])
+
+    def fail(self, error: Exception) -> None:
+        if not self.over and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class _Close:
+    pass
+
+
+class ReaderWorker:
+    """One loaded model. Its methods are for the event loop; the thread behind it is private."""
+
+    _route = ""
+
+    def __init__(self, settings: ModelSettings, load: Callable[[], ReaderModel], gate: Gate) -> None:
+        """``load`` is called on the worker's thread. Workers on one device share its ``gate``."""
+        self.name = settings.name
+        self._max_queue = settings.max_queue
+        self._load = load
+        self._gate = gate
+        self._inbox: queue.SimpleQueue[_Job | _Close] = queue.SimpleQueue()
+        self._jobs: list[_Job] = []
+        self._loop = asyncio.get_running_loop()
+        self._loaded: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._model: ReaderModel | None = None
+        self._weight_bytes = 0
+        self._meters = Meters()
+        self._thread = threading.Thread(target=self._run, name=f"worker-{self.name}", daemon=True)
+        # Tokenizers take milliseconds: too long for the event loop and for the device's thread.
+        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{self.name}")
+        self._heartbeat = time.monotonic()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Loads the model. Raises what loading raised; the worker is then of no more use."""
+        self._thread.start()
+        await asyncio.wrap_future(self._loaded)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._loaded_model.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._loaded_model.tokenizer
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still serves requests."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the thread last began a step, or 0 when it has nothing to do."""
+        return time.monotonic() - self._heartbeat if self._running else 0.0
+
+    @property
+    def _running(self) -> int:
+        return sum(not job.over for job in self._jobs)
+
+    def stats(self) -> WorkerStats | None:
+        """How it stands, also after its end; None before its start is done. Requests count, not texts."""
+        if self._model is None:
+            return None
+        return WorkerStats(
+            running=self._running,
+            waiting=self._inbox.qsize(),
+            slots=self.info.slots,
+            kv_tokens=0,
+            kv_capacity=0,
+            memory={"weights": self._weight_bytes},
+            counts=WorkerCounts(
+                prefix_query_tokens=0,
+                prefix_hit_tokens=0,
+                traces=self._meters.traces,
+                step_seconds=self._meters.step_seconds.read(),
+                step_batch_size=self._meters.step_batch_size.read(),
+                inter_token_seconds=self._meters.inter_token_seconds.read(),
+            ),
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``."""
+        return await self._in_text_thread(
+            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Raises RequestError."""
+        self._refuse()
+
+    async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
+        """Raises RequestError."""
+        self._refuse()
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Raises RequestError."""
+        self._refuse()
+
+    def retune(self, settings: ModelSettings) -> None:
+        """Takes over what may change while the model stays loaded."""
+        self._max_queue = settings.max_queue
+
+    async def close(self) -> None:
+        """Fails what still runs, frees the model and ends the thread."""
+        self._closing = True
+        self._inbox.put(_Close())
+        # Not a join on another thread: that one could not end either if this one is stuck.
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
+        self._text.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _loaded_model(self) -> ReaderModel:
+        if self._model is None:
+            raise Unavailable(f"The model '{self.name}' is not available.")
+        return self._model
+
+    async def _read(self, texts: Sequence[TokenizedText]) -> list[list[float]]:
+        """What the model makes of each text. Leaving gives up what is not computed yet."""
+        if not self.alive:
+            raise Unavailable(f"The model '{self.name}' is not available.")
+        if self._running + self._inbox.qsize() > self._max_queue:
+            raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
+        job = _Job(texts, Future())
+        self._inbox.put(job)
+        return await asyncio.wrap_future(job.future)
+
+    async def _in_text_thread(self, work: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._text, work)
+
+    def _refuse(self) -> NoReturn:
+        raise RequestError(
+            f"The model '{self.name}' does not write text; use it at {self._route}.", param="model"
+        )
+
+    def _run(self) -> None:
+        try:
+            self._own_model()
+        finally:
+            self._ended.set_result(None)
+
+    def _own_model(self) -> None:
+        try:
+            model = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        runner = model.runner
+        self._weight_bytes = runner.weight_bytes
+        self._model = model
+        self._loaded.set_result(None)
+        try:
+            while self._read_inbox():
+                self._round(runner, model.info.max_context)
+        finally:
+            self._closing = True
+            self._drain_inbox()
+            for job in self._jobs:
+                job.fail(Unavailable(f"The model '{self.name}' is shutting down."))
+            self._jobs = []
+            runner.close()
+
+    def _read_inbox(self) -> bool:
+        """Takes all requests, waiting for one if there is nothing to compute. False when it is time to go."""
+        while not self._inbox.empty() or not self._jobs:
+            message = self._inbox.get()
+            if isinstance(message, _Close):
+                return False
+            self._heartbeat = time.monotonic()
+            self._jobs.append(message)
+        return True
+
+    def _drain_inbox(self) -> None:
+        while not self._inbox.empty():
+            if isinstance(message := self._inbox.get(), _Job):
+                self._jobs.append(message)
+
+    def _round(self, runner: TextRunner, max_context: int) -> None:
+        """Some texts of every request, packed by length, a step at a time."""
+        texts = _next_texts(self._jobs)
+        for step in pack([len(job.texts[place].tokens) for job, place in texts], max_context):
+            members = [texts[index] for index in step.members if not texts[index][0].over]
+            if not members or self._closing:
+                continue
+            with self._gate:
+                self._heartbeat = time.monotonic()
+                self._step(runner, members, step.rows, step.length)
+        for job in self._jobs:
+            job.finish()
+        self._jobs = [job for job in self._jobs if not job.over]
+
+    def _step(self, runner: TextRunner, members: Sequence[tuple[_Job, int]], rows: int, length: int) -> None:
+        try:
+            vectors = runner.run([job.texts[place] for job, place in members], rows, length)
+        except Exception as error:
+            shed = runner.out_of_memory(error)
+            log.exception("step failed", model=self.name, texts=len(members), out_of_memory=shed)
+            for job, _ in members:
+                job.fail(_fault(self.name, out_of_memory=shed))
+            return
+        self._meters.step_seconds.observe(time.monotonic() - self._heartbeat)
+        self._meters.step_batch_size.observe(len(members))
+        self._meters.traces = runner.traces
+        for (job, place), vector in zip(members, vectors, strict=True):
+            job.vectors[place] = vector
+            job.finish()
+
+
+class EmbeddingWorker(ReaderWorker):
+    """Turns texts into vectors."""
+
+    _route = "/v1/embeddings"
+
+    def prompt(self, name: str | None) -> str:
+        """What goes before a text of the kind ``name``; None is the model's usual kind.
+
+        Raises RequestError for a kind that the model does not know.
+        """
+        model = self._loaded_model
+        name = name or model.default_prompt
+        if name is None:
+            return ""
+        if name not in model.prompts:
+            known = ", ".join(map(repr, model.prompts)) or "none"
+            raise RequestError(
+                f"The model '{self.name}' has no prompt {name!r}; it has: {known}.",
+                param="prompt_name",
+                code="invalid_value",
+            )
+        return model.prompts[name]
+
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A vector for each prompt. Raises QueueFull and Unavailable."""
+        return await self._read([TokenizedText(tuple(prompt), len(prompt)) for prompt in prompts])
+
+
+class RerankWorker(ReaderWorker):
+    """Scores pairs of texts."""
+
+    _route = "/v1/rerank"
+
+    async def encode_pair(self, first: str, second: str) -> TokenizedText:
+        """Both texts as the model reads them together."""
+        return await self._in_text_thread(lambda: self.tokenizer.encode_pair(first, second))
+
+    async def score(self, pairs: Sequence[TokenizedText]) -> list[float]:
+        """How well each pair goes together, from 0 to 1. Raises QueueFull and Unavailable."""
+        return [score for (score,) in await self._read(pairs)]
+
+
+def _next_texts(jobs: Sequence[_Job]) -> list[tuple[_Job, int]]:
+    """The next texts of each request, the oldest first: a round full, or a share where others wait."""
+    share = ROUND if len(jobs) == 1 else SHARE
+    texts: list[tuple[_Job, int]] = []
+    for job in jobs:
+        count = min(share, len(job.texts) - job.taken, ROUND - len(texts))
+        texts += [(job, job.taken + place) for place in range(count)]
+        job.taken += count
+    return texts
+
+
+def _fault(model: str, *, out_of_memory: bool) -> Unavailable | ServerFault:
+    if out_of_memory:
+        return Unavailable(f"The model '{model}' ran out of memory. Try again, or with fewer texts.")
+    return ServerFault(f"The model '{model}' failed while it read the texts.")
