@@ -11,6 +11,7 @@ from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeS
 Config = Mapping[str, Any]
 
 MAX_LAYERS: Final = 1024
+MAX_ROPE_DIMS: Final = 4096
 
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
@@ -94,7 +95,10 @@ def rope(c: Config, kind: str = "full_attention", **changes: Any) -> RopeSpec:
         "traditional": bool(c.get("rope_traditional", False)),
         "max_position": int(c.get("max_position_embeddings", 2048)),
     }
-    return RopeSpec(**(fields | changes))
+    spec = RopeSpec(**(fields | changes))
+    if not 2 <= spec.dims <= MAX_ROPE_DIMS or spec.dims % 2:
+        raise ValueError(f"{spec.dims} rotated dimensions")
+    return spec
 
 
 def by_layer_types(c: Config, i: int) -> dict[str, Any]:
