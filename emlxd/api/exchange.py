@@ -116,7 +116,7 @@ class ExchangeMiddleware:
             await self._app(scope, receive, send)
             return
         scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
-        client = scope["client"]
+        client = scope.get("client")
         exchange = Exchange(scope["method"], client[0] if client else "", _sent_id(scope))
         cast(dict[str, Any], scope)[_KEY] = exchange
         bind_request(exchange.request_id)
