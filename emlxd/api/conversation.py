@@ -30,6 +30,12 @@ def tool_result(call_id: str, texts: Sequence[str]) -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": content(texts)}
 
 
+def tool_spec(name: str, description: str | None, parameters: Json | None) -> Json:
+    """A function that may be called."""
+    given = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
+
+
 def content(texts: Sequence[str]) -> str | list[Json]:
     """Several texts stay apart: how to join them is the template's affair."""
     if len(texts) > 1:

@@ -10,7 +10,7 @@ from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
 from emlxd.api.messages_render import MessageRenderer
 from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
-from emlxd.api.prompts import Prompt
+from emlxd.api.prompts import Prompt, shaped
 from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.surface import Services, Worker
@@ -23,8 +23,9 @@ def routes(services: Services) -> Blueprint:
     @blueprint.post("/v1/messages")
     async def create_message() -> Response:
         body = validate(MessagesBody, await read_object(server.max_body_bytes))
+        asked = body.wishes
         worker = await lease(services, body.model)
-        prompt = await messages_prompt(worker, body)
+        prompt = await shaped(worker, await messages_prompt(worker, body), asked)
         runs = submit(services, worker, [prompt], body)
         renderer = MessageRenderer(current_exchange().id, worker.name, len(prompt.tokens))
         return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat, named=True)
@@ -43,5 +44,7 @@ async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
         body.for_template(),
         add_generation_prompt=not body.continues,
         continue_final_message=body.continues,
+        tools=body.template_tools,
+        **body.thinking_variables,
     )
     return Prompt(tokens, "messages")

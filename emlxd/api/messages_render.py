@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
+
 from emlxd.api.errors import anthropic_error
 from emlxd.api.logprobs import Json
 from emlxd.api.render import Said
-from emlxd.core import Finished, PromptScored, ToolCallPiece, Usage
+from emlxd.core import Finished, PromptScored, TextPiece, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class Block:
+    """A block of the content while it grows: ``head`` is what it starts with, ``pieces`` what comes then."""
+
+    def __init__(self, key: tuple[str, int], head: Json) -> None:
+        self.key = key
+        self.head = head
+        self.pieces: list[str] = []
+
+    @property
+    def whole(self) -> Json:
+        said = "".join(self.pieces)
+        kind = self.head["type"]
+        if kind == "tool_use":
+            return self.head | {"input": _arguments(said)}
+        return self.head | {kind: said}
 
 
 class MessageRenderer:
@@ -18,7 +39,7 @@ class MessageRenderer:
         self._id = f"msg_{request_id.removeprefix('req_')}"
         self._model = model
         self._prompt_tokens = prompt_tokens
-        self._texts: list[str] = []
+        self._blocks: list[Block] = []
         self._finished: Finished | None = None
 
     def start(self) -> list[Json]:
@@ -26,16 +47,21 @@ class MessageRenderer:
         return [{"type": "message_start", "message": self._message([], usage)}, {"type": "ping"}]
 
     def event(self, prompt: int, event: Said) -> list[Json]:
-        if isinstance(event, PromptScored | ToolCallPiece):
-            return []
-        if isinstance(event, Finished):
-            self._finished = event
-            stop = [{"type": "content_block_stop", "index": 0}] if self._texts else []
-            return [*stop, self._message_delta(event)]
-        opening = [] if self._texts else [_block_start()]
-        self._texts.append(event.text)
-        delta = {"type": "text_delta", "text": event.text}
-        return [*opening, {"type": "content_block_delta", "index": 0, "delta": delta}]
+        head: Json
+        match event:
+            case PromptScored():
+                return []
+            case Finished():
+                self._finished = event
+                return [*self._stop(), self._message_delta(event)]
+            case ToolCallPiece():
+                head = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+                return self._add(("tool_use", event.call), head, event.arguments)
+            case TextPiece(channel="reasoning"):
+                head = {"type": "thinking", "thinking": "", "signature": ""}
+                return self._add(("thinking", 0), head, event.text)
+            case TextPiece():
+                return self._add(("text", 0), {"type": "text", "text": ""}, event.text)
 
     def end(self) -> list[Json]:
         return [{"type": "message_stop"}]
@@ -44,9 +70,28 @@ class MessageRenderer:
         return [anthropic_error(error)]
 
     def result(self) -> Json:
-        text = "".join(self._texts)
-        content = [{"type": "text", "text": text}] if self._texts else []
-        return self._message(content, usage_object(self._finished.usage if self._finished else Usage()))
+        usage = self._finished.usage if self._finished else Usage()
+        return self._message([block.whole for block in self._blocks], usage_object(usage))
+
+    def _add(self, key: tuple[str, int], head: Json, piece: str) -> list[Json]:
+        """More of the last block, or the first of the next one."""
+        events: list[Json] = []
+        if not self._blocks or self._blocks[-1].key != key:
+            events = self._stop()
+            self._blocks.append(Block(key, head))
+            events.append({"type": "content_block_start", "index": self._index, "content_block": head})
+        self._blocks[-1].pieces.append(piece)
+        return [
+            *events,
+            {"type": "content_block_delta", "index": self._index, "delta": _delta(key[0], piece)},
+        ]
+
+    def _stop(self) -> list[Json]:
+        return [{"type": "content_block_stop", "index": self._index}] if self._blocks else []
+
+    @property
+    def _index(self) -> int:
+        return len(self._blocks) - 1
 
     def _message(self, content: list[Json], usage: Json) -> Json:
         return {
@@ -85,5 +130,19 @@ def usage_object(usage: Usage) -> Json:
     }
 
 
-def _block_start() -> Json:
-    return {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+def _delta(kind: str, piece: str) -> Json:
+    match kind:
+        case "tool_use":
+            return {"type": "input_json_delta", "partial_json": piece}
+        case "thinking":
+            return {"type": "thinking_delta", "thinking": piece}
+        case _:
+            return {"type": "text_delta", "text": piece}
+
+
+def _arguments(text: str) -> Any:
+    """A call that was cut off has no arguments: Anthropic's are an object, never half of one."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}

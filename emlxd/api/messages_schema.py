@@ -9,8 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result
+from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, strings
+from emlxd.api.shapes import Name, client_tool
+from emlxd.text.dialect import Wishes
 
 
 class TextBlock(Body):
@@ -87,6 +89,30 @@ class Turn(Body):
         return self
 
 
+class ToolParam(Body):
+    """A function of the client. Anthropic's own tools have other types."""
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    def for_template(self) -> Json:
+        return tool_spec(self.name, self.description, self.input_schema)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
 class MessagesPrompt(Body):
     """What /v1/messages/count_tokens takes, and /v1/messages beside how to answer."""
 
@@ -98,14 +124,54 @@ class MessagesPrompt(Body):
         "output_format": (),
         "service_tier": ("auto", "standard_only"),
         "speed": ("standard",),
-        "thinking": ({"type": "disabled"},),
-        "tool_choice": ({"type": "auto"}, {"type": "none"}),
-        "tools": ([],),
     }
 
     model: str
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: TextBlocks | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    @model_validator(mode="after")
+    def _choice_of_a_tool(self) -> MessagesPrompt:
+        names = [tool.name for tool in self.tools or []]
+        choice = self.tool_choice
+        if len(set(names)) < len(names):
+            raise field_error("tools", "two tools have the same name")
+        if choice is not None and choice.type in ("any", "tool") and not names:
+            raise field_error("tool_choice", "only allowed when 'tools' are specified")
+        if choice is not None and choice.type == "tool" and choice.name not in names:
+            raise field_error("tool_choice", f"there is no tool {choice.name!r} in 'tools'")
+        return self
+
+    @property
+    def wishes(self) -> Wishes:
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return Wishes(
+            tools=tuple(
+                client_tool(
+                    tool.name, tool.input_schema, strict=tool.strict, param=f"tools[{place}].input_schema"
+                )
+                for place, tool in enumerate(self.tools or [])
+            ),
+            choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
+            named=choice.name if choice.type == "tool" else None,
+            parallel=not choice.disable_parallel_tool_use,
+            max_reasoning_tokens=self.thinking.budget_tokens if self.thinking else None,
+        )
+
+    @property
+    def template_tools(self) -> list[Json] | None:
+        """None if the model is not to know of any."""
+        if not self.tools or (self.tool_choice and self.tool_choice.type == "none"):
+            return None
+        return [tool.for_template() for tool in self.tools]
+
+    @property
+    def thinking_variables(self) -> dict[str, Any]:
+        """For the template."""
+        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
 
     @property
     def continues(self) -> bool:

@@ -36,11 +36,6 @@ class ToolSpec(Body):
     def for_template(self) -> dict[str, Any]:
         return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
 
-    @property
-    def tool(self) -> Tool:
-        function = self.function
-        return Tool(function.name, function.parameters or {}, strict=bool(function.strict))
-
 
 class JsonSchema(Body):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -165,7 +160,15 @@ def wishes(tools: ToolsBody, format: FormatBody, thinking: ThinkingBody) -> Wish
     """Raises RequestError for a schema that cannot be enforced."""
     choice = tools.tool_choice or "auto"
     return Wishes(
-        tools=tuple(_tool(spec, place) for place, spec in enumerate(tools.tools or [])),
+        tools=tuple(
+            client_tool(
+                spec.function.name,
+                spec.function.parameters,
+                strict=spec.function.strict,
+                param=f"tools[{place}].function.parameters",
+            )
+            for place, spec in enumerate(tools.tools or [])
+        ),
         choice="required" if isinstance(choice, list) else choice,
         named=choice[0] if isinstance(choice, list) else None,
         parallel=tools.parallel_tool_calls is not False,
@@ -174,11 +177,10 @@ def wishes(tools: ToolsBody, format: FormatBody, thinking: ThinkingBody) -> Wish
     )
 
 
-def _tool(spec: ToolSpec, place: int) -> Tool:
-    kind = (spec.function.parameters or {}).get("type", "object")
-    if kind != "object":
-        param = f"tools[{place}].function.parameters"
+def client_tool(name: str, parameters: dict[str, Any] | None, *, strict: bool | None, param: str) -> Tool:
+    """Raises RequestError, which names ``param``, if the arguments are not an object."""
+    if (parameters or {}).get("type", "object") != "object":
         raise RequestError(
             f"Invalid schema in '{param}' at '/type': the arguments of a function are an object.", param=param
         )
-    return spec.tool
+    return Tool(name, parameters or {}, strict=bool(strict))

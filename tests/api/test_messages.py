@@ -14,6 +14,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from pydantic import TypeAdapter
 
 from emlxd.api.messages_schema import MessagesBody
+from emlxd.core import TextPiece, ToolCallPiece
 from emlxd.errors import EmlxdError, QueueFull, ServerFault, Unavailable
 from tests.api.conftest import Server, start_server
 from tests.api.strict import assert_known_fields
@@ -210,6 +211,74 @@ async def test_count_tokens(
     assert server.worker.submitted == []
 
 
+ADD: Any = {"name": "add", "description": "a + b", "input_schema": {"type": "object", "properties": {}}}
+CALLS = (
+    TextPiece("Hm", channel="reasoning"),
+    TextPiece("Wait."),
+    ToolCallPiece(0, "", "call_1", "add"),
+    ToolCallPiece(0, '{"a":'),
+    ToolCallPiece(0, " 1}"),
+    ToolCallPiece(1, "{}", "call_2", "add"),
+)
+
+
+async def test_thoughts_and_calls(server: Server, claude: anthropic.AsyncAnthropic) -> None:
+    server.worker.says = CALLS
+    answer = await ask(claude, tools=[ADD])
+    assert answer.stop_reason == "tool_use"
+    assert [block.model_dump(exclude_none=True) for block in answer.content] == [
+        {"type": "thinking", "thinking": "Hm", "signature": ""},
+        {"type": "text", "text": "Wait."},
+        {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "call_2", "name": "add", "input": {}},
+    ]
+    async with claude.messages.stream(model="fake", max_tokens=9, messages=HELLO, tools=[ADD]) as stream:
+        final = await stream.get_final_message()
+    assert [block.model_dump(exclude_none=True, exclude={"parsed_output"}) for block in final.content] == [
+        block.model_dump(exclude_none=True) for block in answer.content
+    ]
+    events = await raw_events(server, tools=[ADD])
+    assert [(event["type"], event["index"]) for _, event in events if "index" in event] == [
+        (f"content_block_{step}", index)
+        for index, deltas in enumerate([1, 1, 3, 1])
+        for step in ("start", *["delta"] * deltas, "stop")
+    ]
+    kinds = [event["delta"]["type"] for _, event in events if event["type"] == "content_block_delta"]
+    assert kinds == ["thinking_delta", "text_delta", *["input_json_delta"] * 4]
+
+
+async def test_a_call_that_was_cut_off(server: Server, claude: anthropic.AsyncAnthropic) -> None:
+    server.worker.says = CALLS[2:4]
+    (block,) = (await ask(claude, tools=[ADD])).content
+    assert block.type == "tool_use" and block.input == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "wished"),
+    [
+        (None, ("auto", None, True)),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ("auto", None, False)),
+        ({"type": "any"}, ("required", None, True)),
+        ({"type": "tool", "name": "add"}, ("required", "add", True)),
+        ({"type": "none"}, ("none", None, True)),
+    ],
+)
+async def test_what_is_asked_of_the_worker(
+    server: Server, http: httpx.AsyncClient, choice: Any, wished: tuple[str, str | None, bool]
+) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 100}
+    body = {"model": "fake", "max_tokens": 9, "messages": HELLO, "tools": [ADD], "thinking": thinking}
+    assert (await http.post(PATH, json=body | {"tool_choice": choice})).status_code == 200
+    asked = server.worker.wishes[-1]
+    assert (asked.choice, asked.named, asked.parallel) == wished
+    assert [tool.name for tool in asked.tools] == ["add"] and asked.max_reasoning_tokens == 100
+    chat = server.worker.chats[-1]
+    parameters = {"type": "object", "properties": {}}
+    told = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": parameters}}
+    assert chat["tools"] == (None if wished[0] == "none" else [told])
+    assert chat["kwargs"] == {"enable_thinking": True}
+
+
 def refusal_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     body = response.json()
@@ -243,8 +312,14 @@ def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"system": 7}, "system"),
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [ADD, ADD]}, "same name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"output_config": {"effort": "high"}}, "output_config"),
         ({"messages": [{"role": "user", "content": "x" * 2000}]}, "1000 tokens"),
     ],
 )  # fmt: skip
@@ -267,7 +342,7 @@ def test_every_field_of_anthropic_has_a_place() -> None:
 async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient) -> None:
     body = {"model": "fake", "max_tokens": 9, "messages": HELLO}
     nothing = {
-        "tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
+        "tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "speed": "standard",
         "service_tier": "auto", "metadata": {"user_id": "a"}, "stop_sequences": None,
         "system": None, "no_such_field": 1,
     }  # fmt: skip
