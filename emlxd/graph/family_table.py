@@ -267,6 +267,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmo2": Family("OLMo 2", lambda _: POST | {"qk_norm": "all_heads"}),
     "olmo3": Family("OLMo 3", lambda _: POST | {"qk_norm": "all_heads"}, _olmo3_layer),
+    "olmoe": Family(
+        "OLMoE",
+        lambda _: {"qk_norm": "all_heads"},
+        lambda c, i: {"experts": parts.qwen_experts({"moe_intermediate_size": c["intermediate_size"], **c})},
+    ),
     "phi3": Family("Phi 3, 3.5, 4", layer=parts.all_windowed),
     "phimoe": Family(
         "Phi 3.5 MoE",

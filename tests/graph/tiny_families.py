@@ -124,6 +124,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "rope_scaling": YARN,
     },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 64},
     "phimoe": LOCAL_MOE
     | {
