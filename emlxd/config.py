@@ -344,12 +344,10 @@ class Source(Section):
     )
     file: Annotated[str, AfterValidator(_inside)] | None = Field(
         default=None,
-        description="The one file to use, by its path in the package or repository; in a package it may be a "
-        "folder. `pypi` needs it.",
+        description="The one file to use, by its path in the package or repository. `pypi` needs it.",
     )
     sha256: Annotated[str, _shaped(r"[0-9a-fA-F]{64}", "64 hexadecimal digits")] | None = Field(
-        default=None,
-        description="Checksum that `file` must have; a folder's is that of what sha256sum prints for it.",
+        default=None, description="Checksum that `file` must have."
     )
 
     @model_validator(mode="after")
@@ -374,6 +372,21 @@ class Source(Section):
         return place + (f"@{self.revision}" if self.revision else "") + (f" {self.file}" if self.file else "")
 
 
+ToolFormat = Literal[
+    "deepseek-v3",
+    "deepseek-v31",
+    "glm",
+    "granite",
+    "harmony",
+    "hermes",
+    "llama",
+    "mistral",
+    "mistral-args",
+    "phi",
+    "qwen-coder",
+]
+
+
 class ModelSettings(ModelDefaults):
     """One model of the registry."""
 
@@ -384,6 +397,9 @@ class ModelSettings(ModelDefaults):
         default="auto",
         description="What the model is for: writing, turning texts into vectors, or scoring pairs of texts. "
         "`auto` reads it off the model's files.",
+    )
+    tool_format: ToolFormat | None = Field(
+        default=None, description="How the model writes tool calls. Without it, its chat template tells."
     )
 
     def with_defaults(self, defaults: ModelDefaults) -> ModelSettings:

@@ -51,6 +51,7 @@ class WorkerOptions:
     request_timeout: float = 0.0
     disk: Path | None = None
     disk_bytes: int = 0
+    tool_format: str | None = None
 
     @staticmethod
     def of(model: ModelSettings) -> WorkerOptions:
@@ -64,6 +65,7 @@ class WorkerOptions:
             request_timeout=model.request_timeout,
             disk=model.prefix_cache.disk,
             disk_bytes=model.prefix_cache.disk_bytes,
+            tool_format=model.tool_format,
         )
 
 
@@ -217,7 +219,9 @@ class Worker:
 
     def retune(self, settings: ModelSettings) -> None:
         """Takes over what may change while the model stays loaded; it holds from the next request on."""
-        self._options = replace(self._options, max_queue=settings.max_queue)
+        self._options = replace(
+            self._options, max_queue=settings.max_queue, request_timeout=settings.request_timeout
+        )
         self._model = retuned(self._model, settings)
 
     async def close(self) -> None:
@@ -283,7 +287,7 @@ class Worker:
         self._model = model
         self._compiler = GrammarCompiler(model.tokenizer, model.info.vocab_size)
         template = model.tokenizer.chat_templates.get("default", "")
-        self._dialect = Dialect(template, model.tokenizer, self._compiler)
+        self._dialect = Dialect(template, model.tokenizer, self._compiler, self._options.tool_format)
         disk = self._open_disk(model)
         self._engine = Engine(
             model.runner,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
+from emlxd.config import ToolFormat
 from emlxd.text import grammar, json_schema
 from emlxd.text.tools.format import MAX_CALLS
 from emlxd.text.tools.table import FORMATS
@@ -42,3 +44,7 @@ def test_limits() -> None:
 def test_tool_formats() -> None:
     rows = re.findall(r"^\| ((?:`[a-z0-9-]+`(?:, )?)+) \|", PAGE, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(FORMATS)
+
+
+def test_formats_that_the_configuration_takes() -> None:
+    assert set(get_args(ToolFormat)) == set(FORMATS)
