@@ -197,6 +197,17 @@ class LogSettings(Section):
     )
 
 
+class TracingSettings(Section):
+    """Traces for OpenTelemetry."""
+
+    endpoint: (
+        Annotated[str, _shaped(r"https?://\S+", "a URL such as http://127.0.0.1:4318/v1/traces")] | None
+    ) = Field(
+        default=None,
+        description="Where spans of requests are sent, by OTLP over HTTP. It takes the extra `emlxd[otel]`.",
+    )
+
+
 class SamplingDefaults(Section):
     """Sampling parameters for requests that do not set their own.
 
@@ -428,6 +439,7 @@ class Settings(BaseSettings):
     memory: MemorySettings = Field(default=MemorySettings(), description="Device memory.")
     metrics: MetricsSettings = Field(default=MetricsSettings(), description="Prometheus metrics.")
     log: LogSettings = Field(default=LogSettings(), description="The log.")
+    tracing: TracingSettings = Field(default=TracingSettings(), description="Traces for OpenTelemetry.")
     defaults: ModelDefaults = Field(
         default=ModelDefaults(), description="Values for every model that does not set its own."
     )

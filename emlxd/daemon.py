@@ -26,6 +26,7 @@ from emlxd.reload.watch import changes
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
 from emlxd.sources import fetch
+from emlxd.tracing import open_tracer
 from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import AnyWorker, make_worker
@@ -68,7 +69,8 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
     metrics = Metrics(device=device.current_device().kind)
     registry = _make_registry(settings)
     metrics.add_collector(Readings(registry, footprint.memory_use))
-    front = Front(registry, metrics)
+    tracer = open_tracer(settings.tracing.endpoint) if settings.tracing.endpoint else None
+    front = Front(registry, metrics, tracer=tracer)
 
     def apply(new: Settings) -> Callable[[], None]:
         swap = front.prepare(new)
@@ -95,6 +97,8 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
         await serve(settings, front, listener, tasks=tasks)
     finally:
         clean = await registry.close()
+        if tracer is not None:
+            tracer.close()
     return clean
 
 

@@ -26,6 +26,7 @@ from emlxd.config import ServerSettings, Settings
 from emlxd.errors import UserError
 from emlxd.keys import read_keys
 from emlxd.metrics import Metrics
+from emlxd.tracing import Tracer
 
 BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropped at 100
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
@@ -38,17 +39,22 @@ class Front:
     """The app that answers. A reload puts another one in its place; what runs ends in the old one."""
 
     def __init__(
-        self, registry: surface.Registry, metrics: Metrics, operator: surface.Operator | None = None
+        self,
+        registry: surface.Registry,
+        metrics: Metrics,
+        operator: surface.Operator | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.registry = registry
         self.operator = operator
         self.drain = Drain()
         self._metrics = metrics
+        self._tracer = tracer
         self._app: Quart
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Checks what the app needs of ``settings``, and gives what puts them in force. Raises UserError."""
-        app = create_app(self.registry, settings, self._metrics, self.drain, self.operator)
+        app = create_app(self.registry, settings, self._metrics, self.drain, self.operator, self._tracer)
 
         def put_in_force() -> None:
             self._app, self.settings = app, settings

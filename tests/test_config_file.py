@@ -84,7 +84,9 @@ def test_the_shipped_file_shows_the_true_defaults(write):
         key = line.split(":")[0].strip()
         if key == "max_context":  # its default is the model's own
             continue
-        section = next(s for s in ("server", "memory", "metrics", "log", "defaults") if key in _fields(s))
+        section = next(
+            s for s in ("server", "memory", "metrics", "log", "tracing", "defaults") if key in _fields(s)
+        )
         loaded = getattr(load(write(f"{section}:\n{line}\n"), {}), section)
         assert getattr(loaded, key) == getattr(getattr(Settings(), section), key)
 

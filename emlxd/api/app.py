@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quart import Quart, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
@@ -24,9 +26,11 @@ from emlxd.api import (
 )
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
+from emlxd.api.span import record_span
 from emlxd.api.surface import Operator, Registry, Services
 from emlxd.config import Settings
 from emlxd.metrics import Metrics
+from emlxd.tracing import Tracer
 
 # A route family is a module with ``routes(services) -> Blueprint`` and a row here.
 FAMILIES = (
@@ -51,6 +55,7 @@ def create_app(
     metrics: Metrics,
     drain: Drain | None = None,
     operator: Operator | None = None,
+    tracer: Tracer | None = None,
 ) -> Quart:
     """``drain`` is given by who wants to end the server gracefully, ``operator`` by who has /admin.
 
@@ -75,7 +80,8 @@ def create_app(
     access.install(app, settings)
     app.before_request(_answer_options)
     errors.install(app)
-    app.asgi_app = ExchangeMiddleware(app.asgi_app, metrics)  # type: ignore[method-assign]
+    ended = partial(record_span, tracer) if tracer else None
+    app.asgi_app = ExchangeMiddleware(app.asgi_app, metrics, ended)  # type: ignore[method-assign]
     return app
 
 

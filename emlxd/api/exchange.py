@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -28,6 +29,7 @@ from hypercorn.typing import (
 from quart import request
 
 from emlxd.api.errors import status_and_body, translate
+from emlxd.core import GenerateRequest
 from emlxd.errors import RouteNotFound
 from emlxd.log import bind_request
 from emlxd.metrics import Metrics
@@ -50,6 +52,7 @@ class Tally:
     cached_tokens: int = 0
     first_token: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    asked: GenerateRequest | None = None
 
     def fields(self) -> dict[str, Any]:
         """For the log; nothing if there was no model."""
@@ -69,12 +72,14 @@ class Tally:
 class Exchange:
     """``route`` is the URL template, not the path: it labels metrics, so its values are few.
 
-    ``id`` is made here and unique. ``request_id`` is the client's own where it has sent one.
+    ``id`` is made here and unique. ``request_id`` is the client's own where it has sent one. ``traceparent``
+    is the header of W3C Trace Context.
     """
 
     method: str
     client: str = ""
     sent_id: str = ""
+    traceparent: str = ""
     started: float = field(default_factory=time.perf_counter)
     id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -96,6 +101,9 @@ class Exchange:
         return time.perf_counter() - self.started
 
 
+Ended = Callable[[Exchange, int], None]
+
+
 def current_exchange() -> Exchange:
     """The exchange of the request that the calling handler serves."""
     return cast(Exchange, cast(dict[str, Any], request.scope)[_KEY])
@@ -104,9 +112,11 @@ def current_exchange() -> Exchange:
 class ExchangeMiddleware:
     """Opens an exchange for each HTTP request, counts it, and lets no error out unanswered."""
 
-    def __init__(self, app: ASGIFramework, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIFramework, metrics: Metrics, ended: Ended | None = None) -> None:
+        """``ended`` is told of each exchange with its status."""
         self._app = app
         self._metrics = metrics
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] == "websocket":
@@ -117,7 +127,12 @@ class ExchangeMiddleware:
             return
         scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
         client = scope.get("client")
-        exchange = Exchange(scope["method"], client[0] if client else "", _sent_id(scope))
+        exchange = Exchange(
+            scope["method"],
+            client[0] if client else "",
+            _sent_id(scope),
+            _header(scope, b"traceparent").decode("latin-1"),
+        )
         cast(dict[str, Any], scope)[_KEY] = exchange
         bind_request(exchange.request_id)
         try:
@@ -158,12 +173,18 @@ class ExchangeMiddleware:
             client=exchange.client,
             **exchange.tally.fields(),
         )
+        if self._ended is not None:
+            self._ended(exchange, status)
 
 
 def _sent_id(scope: HTTPScope) -> str:
     """The client's own id for its request; one that would not be safe in a header or a log is passed over."""
-    sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    sent = _header(scope, b"x-request-id")
     return sent.decode() if _REQUEST_ID.fullmatch(sent) else ""
+
+
+def _header(scope: HTTPScope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 async def _send_error(send: ASGISendCallable, path: str, exception: Exception) -> None:

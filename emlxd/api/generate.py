@@ -54,6 +54,7 @@ def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: 
         generate_request(worker.info, prompt, body, f"{exchange.generation_id}-{place}")
         for place, prompt in enumerate(prompts)
     ]
+    exchange.tally.asked = requests[0]
     if services.settings.log.prompts:
         for prompt in prompts:
             text = worker.tokenizer.decode(prompt.tokens, skip_special_tokens=False)

@@ -14,9 +14,9 @@ RETUNABLE: Final = frozenset(
 )
 """What may change while a model stays loaded. Anything else means loading it anew."""
 
-NEEDS_RESTART: Final = frozenset({"server.host", "server.port", "metrics.enabled"})
+NEEDS_RESTART: Final = frozenset({"server.host", "server.port", "tracing.endpoint", "metrics.enabled"})
 
-_SECTIONS: Final = ("server", "memory", "metrics", "log")
+_SECTIONS: Final = ("server", "memory", "metrics", "log", "tracing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pytest
 from emlxd.config import ServerSettings, Settings
 from emlxd.metrics import Metrics
 from emlxd.server import Front, Task, serve
+from emlxd.tracing import Tracer
 from tests.fakes import FakeRegistry, FakeWorker
 
 
@@ -49,6 +50,7 @@ async def start_server(
     registry: Any = None,
     tasks: Sequence[Task] = (),
     sections: Mapping[str, Any] = MappingProxyType({}),
+    tracer: Tracer | None = None,
     **server: Any,
 ) -> AsyncIterator[Server]:
     """``server`` sets what is in that section of the configuration, ``sections`` the others."""
@@ -56,7 +58,9 @@ async def start_server(
     registry, metrics, stop = registry or FakeRegistry(), Metrics(device="fake"), asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    task = asyncio.create_task(serve(settings, Front(registry, metrics), listener, tasks=tasks, stop=stop))
+    task = asyncio.create_task(
+        serve(settings, Front(registry, metrics, tracer=tracer), listener, tasks=tasks, stop=stop)
+    )
     try:
         yield Server(port, registry, metrics, stop, task)
     finally:

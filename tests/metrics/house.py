@@ -17,6 +17,7 @@ from emlxd.readings import Readings
 from emlxd.registry import Registry
 from emlxd.residency import Residents
 from emlxd.text.chat_template import ChatTemplate
+from emlxd.tracing import Tracer
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.worker import Worker, WorkerOptions
@@ -70,7 +71,9 @@ def _key(name: str, labels: dict[str, str]) -> str:
 
 
 @asynccontextmanager
-async def house(*models: ModelSettings, **settings: object) -> AsyncIterator[House]:
+async def house(
+    *models: ModelSettings, tracer: Tracer | None = None, **settings: object
+) -> AsyncIterator[House]:
     """``settings`` are sections of the configuration. Models are loaded before the block starts."""
     models = models or (model("m", slots=2),)
     runners: dict[str, HeldRunner] = {}
@@ -89,7 +92,7 @@ async def house(*models: ModelSettings, **settings: object) -> AsyncIterator[Hou
     registry = Registry(models, Residents(1000, make_worker, prepare))
     await registry.load()
     async with (
-        start_server(registry, sections=settings) as server,
+        start_server(registry, sections=settings, tracer=tracer) as server,
         httpx.AsyncClient(base_url=server.url, timeout=20, verify=False) as http,
     ):
         server.metrics.add_collector(Readings(registry, lambda: MEMORY))
