@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from quart import Blueprint, Response
 
 from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
-from emlxd.api.fields import validate
+from emlxd.api.fields import Body, validate
 from emlxd.api.generate import lease, sampling_params, submit
 from emlxd.api.logprobs import Json
-from emlxd.api.prompts import Prompt
+from emlxd.api.prompts import Prompt, shaped
 from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.response_store import ResponseStore
@@ -29,10 +30,14 @@ def routes(services: Services) -> Blueprint:
     @blueprint.post("/v1/responses")
     async def create_response() -> Response:
         body = validate(ResponsesBody, await read_object(server.max_body_bytes))
+        asked = body.wishes
         worker = await lease(services, body.model)
         items = [*_earlier_items(store, body), *body.input]
-        tokens = await worker.encode_chat(template_messages(body.instructions, items))
-        runs = submit(services, worker, [Prompt(tokens, "input")], body)
+        tokens = await worker.encode_chat(
+            template_messages(body.instructions, items), tools=body.template_tools, **body.thinking_variables
+        )
+        prompt = await shaped(worker, Prompt(tokens, "input"), asked)
+        runs = submit(services, worker, [prompt], body)
         renderer = ResponseRenderer(
             current_exchange().id.removeprefix("req_"),
             response_head(worker, body),
@@ -67,13 +72,23 @@ def response_head(worker: Worker, body: ResponsesBody) -> Json:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "text": {"format": {"type": "text"}},
-        "tools": [],
-        "tool_choice": "auto",
+        "text": _shown(body.text) or {"format": {"type": "text"}},
+        "reasoning": _shown(body.reasoning) or {"effort": None, "summary": None},
+        "tools": [_shown(tool) | {"strict": bool(tool.strict)} for tool in body.tools or []],
+        "tool_choice": _shown_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "truncation": "disabled",
         "background": False,
     }
+
+
+def _shown(value: Body | None) -> Any:
+    """What the client wrote."""
+    return None if value is None else value.model_dump(by_alias=True, exclude_unset=True)
+
+
+def _shown_choice(choice: str | list[str] | None) -> Json | str:
+    return {"type": "function", "name": choice[0]} if isinstance(choice, list) else choice or "auto"
 
 
 def _earlier_items(store: ResponseStore, body: ResponsesBody) -> Sequence[Item]:

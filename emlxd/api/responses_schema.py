@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
 
-from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result
-from emlxd.api.fields import Body, Refusals, SamplingBody, kind_tag, known_kind
+from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
+from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind
+from emlxd.api.shapes import Name, ThinkingBody, client_tool
+from emlxd.core import Grammar
+from emlxd.text.dialect import Wishes
+from emlxd.text.grammar import json_object_grammar, json_schema_grammar
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -97,6 +102,59 @@ def _items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+class ToolParam(Body):
+    """A function of the client. OpenAI's own tools have other types."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_template(self) -> Json:
+        return tool_spec(self.name, self.description, self.parameters)
+
+
+def _choice(value: Any) -> Any:
+    """A named tool as its name in a list, which no mode is."""
+    match value:
+        case "none" | "auto" | "required" | None:
+            return value
+        case {"type": "function", "name": str(name)}:
+            return [name]
+        case _:
+            raise PydanticCustomError(
+                "choice", "expected 'none', 'auto', 'required' or an object that names a function"
+            )
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[Any, Field(alias="schema")] = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """Raises RequestError for a schema that cannot be enforced."""
+        if self.type == "json_object":
+            return json_object_grammar()
+        if self.type == "json_schema":
+            return json_schema_grammar({} if self.schema_ is None else self.schema_, "text.format.schema")
+        return None
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Body):
+    """Thoughts are given as they are: a summary of them cannot be had."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto"] | None = None
+
+
 class ResponsesBody(SamplingBody):
     refused: ClassVar[Refusals] = {
         "background": (False,),
@@ -107,11 +165,7 @@ class ResponsesBody(SamplingBody):
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
-        "reasoning": ({}, {"effort": "none"}),
         "service_tier": ("auto", "default"),
-        "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "truncation": ("disabled",),
     }
 
@@ -126,6 +180,54 @@ class ResponsesBody(SamplingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | list[str] | None,
+        BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),
+    ] = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+
+    @model_validator(mode="after")
+    def _known_tools(self) -> ResponsesBody:
+        names = [tool.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            raise field_error("tools", "two functions have the same name")
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise field_error("tool_choice", "only allowed when 'tools' are specified")
+        if isinstance(self.tool_choice, list) and self.tool_choice[0] not in names:
+            raise field_error("tool_choice", f"there is no function '{self.tool_choice[0]}' in 'tools'")
+        return self
+
+    @property
+    def wishes(self) -> Wishes:
+        """Raises RequestError for a schema that cannot be enforced."""
+        choice = self.tool_choice or "auto"
+        return Wishes(
+            tools=tuple(
+                client_tool(
+                    tool.name, tool.parameters, strict=tool.strict, param=f"tools[{place}].parameters"
+                )
+                for place, tool in enumerate(self.tools or [])
+            ),
+            choice="required" if isinstance(choice, list) else choice,
+            named=choice[0] if isinstance(choice, list) else None,
+            parallel=self.parallel_tool_calls is not False,
+            grammar=self.text.format.grammar if self.text and self.text.format else None,
+        )
+
+    @property
+    def template_tools(self) -> list[Json] | None:
+        """None if the model is not to know of any."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.for_template() for tool in self.tools]
+
+    @property
+    def thinking_variables(self) -> dict[str, Any]:
+        """For the template."""
+        effort = self.reasoning.effort if self.reasoning else None
+        return ThinkingBody(reasoning_effort=effort).thinking_variables
 
     @property
     def token_limit(self) -> int | None:
