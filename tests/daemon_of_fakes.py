@@ -14,12 +14,16 @@ from typing import Any
 from emlxd.config import ModelSettings
 from emlxd.config_file import load
 from emlxd.core import Distribution, WorkerCounts, WorkerStats
+from emlxd.errors import ModelFormatError
 from emlxd.metrics import Metrics
 from emlxd.operate import Operator
 from emlxd.reload.reloader import Reloader
 from emlxd.server import Front, serve
 from tests.fakes import FakeWorker
 from tests.residents import House
+
+DAMAGED = 255
+"""A model with so many slots cannot be loaded."""
 
 Models = Mapping[str, Mapping[str, Any]]
 
@@ -39,6 +43,8 @@ class HouseWorker(FakeWorker):
         await self._house.gate.wait()
         if failure := self._house.failures.get(self.name):
             raise failure
+        if self.settings.slots == DAMAGED:
+            raise ModelFormatError(f"{self.name} is damaged")
         self.alive = True
 
     def stats(self) -> WorkerStats:

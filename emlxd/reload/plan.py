@@ -10,7 +10,7 @@ from emlxd.config import ModelSettings, Settings
 
 RETUNABLE: Final = frozenset(
     {"aliases", "max_queue", "stream_chunks", "sampling", "load", "required", "idle_unload", "pinned"}
-    | {"priority", "load_timeout"}
+    | {"priority", "load_timeout", "request_timeout"}
 )
 """What may change while a model stays loaded. Anything else means loading it anew."""
 

@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "pinned": True,
     "priority": 4,
     "load_timeout": 8,
+    "request_timeout": 7,
     "slots": 7,
     "max_context": 99,
     "dtype": "float16",
