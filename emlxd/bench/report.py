@@ -42,6 +42,28 @@ def to_table(result: BenchResult) -> Table:
     return table
 
 
+def to_comparison(first: BenchResult, second: BenchResult) -> Table:
+    """How many times as good ``first`` is, row by row: above 1 it is the better one."""
+    table = Table(title=f"{first.url} against {second.url}")
+    for heading in ("streams", "prompt", "first token", "prefill", "decode", "total"):
+        table.add_column(heading, justify="right")
+    for one, other in zip(first.rows, second.rows, strict=True):
+        table.add_row(
+            str(one.concurrency),
+            str(one.prompt_tokens),
+            _times(other.ttft, one.ttft),  # less is better
+            _times(one.prefill_rate, other.prefill_rate),
+            _times(one.decode_rate, other.decode_rate),
+            _times(one.total_rate, other.total_rate),
+        )
+    table.caption = "Medians: above 1.00 the first one is better."
+    return table
+
+
+def _times(better: Spread | None, worse: Spread | None) -> str:
+    return f"{better.median / worse.median:.2f}x" if better and worse else "-"
+
+
 def _cell(spread: Spread | None, factor: float = 1) -> str:
     if spread is None:
         return "-"

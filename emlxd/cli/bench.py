@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emlxd.cli.options import ConfigOption, UrlOption, load_settings, server_url
+from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, server_url
 from emlxd.errors import UserError
+
+if TYPE_CHECKING:
+    from emlxd.bench.http import BenchResult
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -54,18 +60,29 @@ def bench(
     warmup: Annotated[int, typer.Option(min=0, help="Rounds before them that are not.")] = 1,
     shared_prefix: Annotated[int, typer.Option(min=0, help="Tokens that every prompt begins with.")] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="The longest silence, in seconds.")] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    vs: Annotated[
+        str | None, typer.Option(metavar="URL", show_default=False, help="Another server to compare with.")
+    ] = None,
+    vs_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default="as --model", help="What the model is called there."),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Draw a chart into a file.")
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure any OpenAI-compatible server.
 
-    Time to first token, gaps between tokens, tokens a second, for each number of requests at once.
+    Time to first token, gaps between tokens, tokens a second, for each number of requests at once. With
+    --vs two servers are measured in the same way, one after the other.
     """
     import asyncio
 
     from rich.console import Console
 
     from emlxd.bench.http import BenchOptions, run
-    from emlxd.bench.report import to_json, to_table
+    from emlxd.bench.report import to_comparison, to_json, to_table
 
     url = url or server_url(load_settings(config).server)
     options = BenchOptions(
@@ -82,12 +99,29 @@ def bench(
         extra=extra,
         timeout=timeout,
     )
+    measured = [options]
+    if vs is not None:
+        measured.append(replace(options, url=vs, model=vs_model or model or _first_model(vs)))
     with Console(stderr=True).status("") as status:
-        result = asyncio.run(run(options, status.update))
+        results = [asyncio.run(run(each, status.update)) for each in measured]
+    if svg is not None:
+        _write_chart(svg, results)
     if as_json:
-        typer.echo(to_json(result))
-    else:
+        typer.echo(to_json(results[0]) if vs is None else f"[{', '.join(map(to_json, results))}]")
+        return
+    for result in results:
         Console().print(to_table(result))
+    if vs is not None:
+        Console().print(to_comparison(*results))
+
+
+def _write_chart(path: Path, results: Sequence[BenchResult]) -> None:
+    from emlxd.bench.chart import to_svg
+
+    try:
+        path.write_text(to_svg(results), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def _first_model(url: str) -> str:

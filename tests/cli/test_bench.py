@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -28,6 +29,27 @@ def test_json_and_every_option(emlxd, daemon):
     assert (report["model"], report["repeats"], report["shared_prefix"]) == ("s", 2, 3)
     assert [row["concurrency"] for row in report["rows"]] == [2]
     assert daemon.asked[-1]["top_k"] == 1
+
+
+def test_two_servers_are_compared(emlxd, daemon, tmp_path):
+    options = ("--url", daemon.url, "--vs", daemon.url, "--vs-model", "s", "--concurrency", "1,2", *QUICK)
+    result = emlxd("bench", *options, "--svg", "chart.svg")
+    assert result.exit_code == 0, result.stderr
+    assert "small at http://" in result.stdout and "s at http://" in result.stdout
+    assert f"{daemon.url} against {daemon.url}" in result.stdout
+    assert {asked["model"] for asked in daemon.asked} == {"small", "s"}
+    chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    assert len(chart.findall("{*}rect")) == 2 + 2 * 2  # the legend, and a bar for each row of each server
+    reports = json.loads(emlxd("bench", *options, "--json").stdout)
+    assert [report["model"] for report in reports] == ["small", "s"]
+
+
+def test_a_chart_that_cannot_be_written(emlxd, daemon):
+    result = emlxd("bench", "--url", daemon.url, "--concurrency", "1", "--svg", "none/chart.svg", *QUICK)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1,
+        "Cannot write none/chart.svg: No such file or directory.",
+    )
 
 
 def test_the_address_comes_from_the_configuration(emlxd, config, daemon):
