@@ -26,11 +26,12 @@ from emlxd.core import (
     Shape,
     TextPiece,
     Timing,
+    TokenizedText,
     TokenLogprob,
     ToolCallPiece,
     Usage,
 )
-from emlxd.errors import EmlxdError, ModelNotFound, QueueFull
+from emlxd.errors import EmlxdError, ModelNotFound, QueueFull, RequestError
 from emlxd.text.dialect import Wishes
 from emlxd.worker.mailbox import Generation
 
@@ -48,6 +49,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", "replace")
+
+    def truncate(self, ids: Sequence[int], limit: int) -> list[int]:
+        return list(ids[:limit])
 
 
 def fake_info(**changes: Any) -> ModelInfo:
@@ -181,10 +185,28 @@ class FakeEmbedder(FakeWorker):
     """The vector of a prompt is its first token, its length, and zeros, scaled to length 1."""
 
     size: int = 4
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+    def prompt(self, name: str | None) -> str:
+        if name is not None and name not in self.prompts:
+            raise RequestError(f"no prompt {name!r}", param="prompt_name")
+        return self.prompts[name] if name else ""
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
         vectors = [[float(prompt[0]), float(len(prompt)), *[0.0] * (self.size - 2)] for prompt in prompts]
         return [[value / hypot(*vector) for value in vector] for vector in vectors]
+
+
+@dataclass
+class FakeReranker(FakeWorker):
+    """A pair's score is the share of the document's bytes that the query has too."""
+
+    async def encode_pair(self, first: str, second: str) -> TokenizedText:
+        return TokenizedText(tuple((first + second).encode()), len(first.encode()))
+
+    async def score(self, pairs: Sequence[TokenizedText]) -> Sequence[float]:
+        found = [(pair.tokens[: pair.second_at], pair.tokens[pair.second_at :]) for pair in pairs]
+        return [sum(byte in query for byte in text) / len(text) for query, text in found]
 
 
 def score(token: int, likeliest: int) -> TokenLogprob:

@@ -6,6 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quart import Blueprint, Response
 
@@ -31,9 +32,8 @@ def routes(services: Services) -> Blueprint:
         worker = await lease(services, body.model)
         if not isinstance(worker, Embedder):
             raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
-        prompts = [await text_prompt(worker, text, param="input") for text in body.input]
-        for prompt in prompts:
-            check_length(worker, prompt)
+        start = worker.prompt(body.prompt_name)
+        prompts = await read_texts(worker, body.input, "input", start=start, truncate=bool(body.truncate))
         vectors = await worker.embed([prompt.tokens for prompt in prompts])
         for prompt in prompts:
             services.metrics.prompt_read(worker.name, Usage(len(prompt.tokens)))
@@ -56,6 +56,26 @@ def routes(services: Services) -> Blueprint:
         )
 
     return blueprint
+
+
+async def read_texts(
+    worker: Worker, texts: Sequence[str | Sequence[int]], param: str, *, start: str = "", truncate: bool
+) -> list[Prompt]:
+    """Each of ``texts`` with ``start`` before it; token ids are taken as they are.
+
+    Raises RequestError for a text that is empty or, unless it may be cut, too long.
+    """
+    prompts = []
+    for text in texts:
+        if not text:
+            raise RequestError("An input is empty.", param=param, code="invalid_value")
+        prompt = await text_prompt(worker, start + text if isinstance(text, str) else text, param=param)
+        if truncate:
+            cut = worker.tokenizer.truncate(prompt.tokens, worker.info.max_context)
+            prompt = replace(prompt, tokens=cut)
+        check_length(worker, prompt)
+        prompts.append(prompt)
+    return prompts
 
 
 def check_length(worker: Worker, prompt: Prompt) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from quart import Blueprint, Response
 
 from emlxd.api import ollama_schema
 from emlxd.api.body import read_object
-from emlxd.api.embeddings import check_length, shortened
+from emlxd.api.embeddings import read_texts, shortened
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Events, Run, lease, submit
@@ -72,11 +71,8 @@ def routes(services: Services) -> Blueprint:
         worker, loading = await _leased(services, body.model)
         if not isinstance(worker, Embedder):
             raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
-        prompts = [await text_prompt(worker, text, param="input") for text in body.input]
-        if body.truncate is not False:
-            prompts = [replace(prompt, tokens=prompt.tokens[: worker.info.max_context]) for prompt in prompts]
-        for prompt in prompts:
-            check_length(worker, prompt)
+        start, truncate = worker.prompt(None), body.truncate is not False
+        prompts = await read_texts(worker, body.input, "input", start=start, truncate=truncate)
         vectors = await worker.embed([prompt.tokens for prompt in prompts])
         for prompt in prompts:
             services.metrics.prompt_read(worker.name, Usage(len(prompt.tokens)))

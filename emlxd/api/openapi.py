@@ -91,6 +91,12 @@ EMBEDDINGS: Final = _object(
     ),
     usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
 )
+RERANKED: Final = _object(
+    id=TEXT,
+    model=TEXT,
+    results=_list(_object(index=COUNT, relevance_score={"type": "number"})),
+    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+)
 TOKENS: Final = _object(
     count=COUNT, max_model_len=COUNT, tokens=_list(COUNT), token_strs=_nullable(_list(TEXT))
 )
@@ -163,6 +169,7 @@ OPERATIONS: Final = (
         (messages_schema.MessagesPrompt,),
     ),
     Operation("post", "/v1/embeddings", "Texts as vectors.", EMBEDDINGS, (schema.EmbeddingsBody,)),
+    Operation("post", "/v1/rerank", "Documents by how well they answer.", RERANKED, (schema.RerankBody,)),
     Operation(
         "post",
         "/tokenize",

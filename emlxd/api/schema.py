@@ -251,11 +251,30 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
+class DocumentBody(Body):
+    text: str
+
+
+class RerankBody(Body):
+    model: str
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | DocumentBody], Field(min_length=1, max_length=2048)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
 class EmbeddingsBody(Body):
     model: str
     input: Prompts
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    prompt_name: str | None = None
+    truncate: bool | None = None
 
     @field_validator("input")
     @classmethod

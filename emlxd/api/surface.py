@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from emlxd.api.drain import Drain
 from emlxd.config import Settings
-from emlxd.core import GenerateRequest, ModelInfo, Shape
+from emlxd.core import GenerateRequest, ModelInfo, Shape, TokenizedText
 from emlxd.metrics import Metrics
 from emlxd.text.dialect import Wishes
 from emlxd.worker.mailbox import Generation
@@ -27,6 +27,8 @@ class Tokenizer(Protocol):
     def strips_leading_space(self) -> bool: ...
     def token_bytes(self, token_id: int, /) -> bytes: ...
     def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str: ...
+    def truncate(self, ids: Sequence[int], limit: int, /) -> list[int]:
+        """At most ``limit`` ids; what closes a text is kept."""
 
 
 class Worker(Protocol):
@@ -60,11 +62,27 @@ class Worker(Protocol):
 
 
 @runtime_checkable
-class Embedder(Protocol):
-    """A worker whose model turns text into vectors."""
+class Embedder(Worker, Protocol):
+    """A worker whose model turns texts into vectors. ``prompts``, by name, go before texts of a kind."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]: ...
+
+    def prompt(self, name: str | None) -> str:
+        """What goes before texts of the kind ``name``, or the usual kind. Raises RequestError."""
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
-        """A vector of length 1 for each prompt. Raises RequestError, QueueFull and Unavailable."""
+        """A vector for each prompt. Raises QueueFull and Unavailable."""
+
+
+@runtime_checkable
+class Reranker(Worker, Protocol):
+    """A worker whose model scores pairs of texts."""
+
+    async def encode_pair(self, first: str, second: str) -> TokenizedText: ...
+
+    async def score(self, pairs: Sequence[TokenizedText]) -> Sequence[float]:
+        """From 0 to 1 for each pair. Raises QueueFull and Unavailable."""
 
 
 class ModelEntry(Protocol):

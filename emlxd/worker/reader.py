@@ -295,6 +295,11 @@ class EmbeddingWorker(ReaderWorker):
 
     _route = "/v1/embeddings"
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What goes before texts, by the name of their kind."""
+        return self._loaded_model.prompts
+
     def prompt(self, name: str | None) -> str:
         """What goes before a text of the kind ``name``; None is the model's usual kind.
 

@@ -73,6 +73,28 @@ async def test_dimensions(http: httpx.AsyncClient) -> None:
     )
 
 
+async def test_prompts_go_before_texts_of_a_kind() -> None:
+    worker = FakeEmbedder(prompts={"query": "q: "})
+    async with start_server(FakeRegistry(worker)) as running, httpx.AsyncClient(base_url=running.url) as http:
+        body = {"model": "fake", "input": ["ab"], "prompt_name": "query"}
+        answer = (await http.post("/v1/embeddings", json=body)).json()
+        assert answer["data"][0]["embedding"] == pytest.approx(unit(ord("q"), 5, 0, 0))
+        assert answer["usage"]["prompt_tokens"] == 5
+        tokens = (await http.post("/v1/embeddings", json=body | {"input": [97, 98]})).json()
+        assert tokens["data"][0]["embedding"] == pytest.approx(unit(97, 2, 0, 0))
+        refused = await http.post("/v1/embeddings", json=body | {"prompt_name": "answer"})
+        assert error_of(refused, 400)["param"] == "prompt_name"
+
+
+async def test_a_long_text_is_cut_if_the_client_says_so(http: httpx.AsyncClient) -> None:
+    body = {"model": "fake", "input": ["x" * 1001, "y"], "truncate": True}
+    answer = (await http.post("/v1/embeddings", json=body)).json()
+    assert answer["data"][0]["embedding"] == pytest.approx(unit(ord("x"), 1000, 0, 0))
+    assert answer["usage"]["prompt_tokens"] == 1001
+    error = error_of(await http.post("/v1/embeddings", json=body | {"truncate": False}), 400)
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+
+
 async def test_tokens_are_counted(server: Server, http: httpx.AsyncClient) -> None:
     await http.post("/v1/embeddings", json={"model": "fake", "input": ["ab", "c"]})
     assert server.metric("emlxd_prompt_tokens_total", model="org/fake-1b") == 3
