@@ -79,7 +79,7 @@ class FolderCheckpoint:
         return f"{stored_stems(stem, self._names)[0]}.{kind}"
 
     def leftovers(self) -> list[str]:
-        count = self.config.get("num_hidden_layers", 0)
+        count = int(self.config.get("num_hidden_layers", 0))
         return sorted(name for name in self._tensors if not self._without_use(name, count))
 
     def _find(self, name: str) -> str | None:

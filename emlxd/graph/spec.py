@@ -47,6 +47,9 @@ class LatentSpec:
     query_rank: int | None
 
 
+Scores = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """A mixture of experts: each token goes to ``chosen`` of ``count``, each ``width`` wide.
@@ -63,7 +66,7 @@ class ExpertsSpec:
     count: int
     chosen: int
     width: int
-    scores: Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
+    scores: Scores
     normalize: bool = False
     scale: float = 1.0
     correction: bool = False

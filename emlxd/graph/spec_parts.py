@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from emlxd.graph.rope import yarn_magnitude
-from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec
+from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec, Scores
 
 Config = Mapping[str, Any]
 
@@ -146,13 +146,13 @@ def qwen_sparse(c: Config, i: int) -> bool:
     return i not in (c.get("mlp_only_layers") or ()) and (i + 1) % step == 0
 
 
-def local_experts(c: Config, scores: str, **more: Any) -> ExpertsSpec:
+def local_experts(c: Config, scores: Scores, **more: Any) -> ExpertsSpec:
     """Experts as Mixtral's config.json names their number."""
     return ExpertsSpec(
         count=int(c["num_local_experts"]),
         chosen=int(c["num_experts_per_tok"]),
         width=int(c["intermediate_size"]),
-        scores=scores,  # type: ignore[arg-type]
+        scores=scores,
         **more,
     )
 
