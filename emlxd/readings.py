@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -97,8 +98,11 @@ def _worker_gauges(readings: Iterable[_Reading]) -> Iterator[Metric]:
         slots.add_metric([name], sum(stats.slots for stats in workers))
         written, positions = sum(s.kv_tokens for s in workers), sum(s.kv_capacity for s in workers)
         usage.add_metric([name], written / positions if positions else 0.0)
-        for part in workers[0].memory:
-            memory.add_metric([name, part], sum(stats.memory[part] for stats in workers))
+        held: Counter[str] = Counter()
+        for stats in workers:
+            held.update(stats.memory)
+        for part, size in held.items():
+            memory.add_metric([name, part], size)
     yield from (running, waiting, slots, usage, memory)
 
 

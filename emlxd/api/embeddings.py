@@ -12,12 +12,11 @@ from quart import Blueprint, Response
 
 from emlxd.api.body import read_object
 from emlxd.api.fields import validate
-from emlxd.api.generate import lease
+from emlxd.api.generate import count_prompts, lease
 from emlxd.api.prompts import Prompt, text_prompt
 from emlxd.api.render import json_response
 from emlxd.api.schema import EmbeddingsBody
 from emlxd.api.surface import Embedder, Services, Worker
-from emlxd.core import Usage
 from emlxd.errors import RequestError
 
 Vector = Sequence[float]
@@ -35,8 +34,7 @@ def routes(services: Services) -> Blueprint:
         start = worker.prompt(body.prompt_name)
         prompts = await read_texts(worker, body.input, "input", start=start, truncate=bool(body.truncate))
         vectors = await worker.embed([prompt.tokens for prompt in prompts])
-        for prompt in prompts:
-            services.metrics.prompt_read(worker.name, Usage(len(prompt.tokens)))
+        count_prompts(services, [len(prompt.tokens) for prompt in prompts])
         shown = base64_vector if body.encoding_format == "base64" else list
         count = sum(len(prompt.tokens) for prompt in prompts)
         return json_response(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from emlxd.core import (
     SamplingParams,
     TextPiece,
     ToolCallPiece,
+    Usage,
 )
 from emlxd.errors import ContextLengthExceeded, RequestError
 from emlxd.metrics import Metrics
@@ -41,6 +42,14 @@ async def lease(services: Services, model: str) -> Worker:
     worker = await exchange.cleanup.enter_async_context(services.registry.lease(model))
     exchange.tally.model = worker.name
     return worker
+
+
+def count_prompts(services: Services, lengths: Iterable[int]) -> None:
+    """Counts prompts that were read for something else than an answer, by their tokens."""
+    tally = current_exchange().tally
+    for length in lengths:
+        services.metrics.prompt_read(tally.model, Usage(length))
+        tally.prompt_tokens += length
 
 
 def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: SamplingBody) -> list[Run]:

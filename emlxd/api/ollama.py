@@ -16,7 +16,7 @@ from emlxd.api.body import read_object
 from emlxd.api.embeddings import read_texts, shortened
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
-from emlxd.api.generate import Events, Run, lease, submit
+from emlxd.api.generate import Events, Run, count_prompts, lease, submit
 from emlxd.api.logprobs import Json
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
 from emlxd.api.prompts import chat_prompt, shaped, text_prompt
@@ -26,7 +26,6 @@ from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes
 from emlxd.api.sse import line_response
 from emlxd.api.surface import Embedder, ModelEntry, Registry, Services, Worker
-from emlxd.core import Usage
 from emlxd.errors import ModelNotFound, RequestError
 from emlxd.metrics import package_version
 from emlxd.text.dialect import Wishes
@@ -74,8 +73,7 @@ def routes(services: Services) -> Blueprint:
         start, truncate = worker.prompt(None), body.truncate is not False
         prompts = await read_texts(worker, body.input, "input", start=start, truncate=truncate)
         vectors = await worker.embed([prompt.tokens for prompt in prompts])
-        for prompt in prompts:
-            services.metrics.prompt_read(worker.name, Usage(len(prompt.tokens)))
+        count_prompts(services, [len(prompt.tokens) for prompt in prompts])
         return json_response(
             {
                 "model": body.model,

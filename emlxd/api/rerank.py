@@ -12,11 +12,11 @@ from emlxd.api.body import read_object
 from emlxd.api.embeddings import read_texts
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
-from emlxd.api.generate import lease
+from emlxd.api.generate import count_prompts, lease
 from emlxd.api.render import json_response
 from emlxd.api.schema import RerankBody
 from emlxd.api.surface import Embedder, Reranker, Services
-from emlxd.core import TokenizedText, Usage
+from emlxd.core import TokenizedText
 from emlxd.errors import RequestError
 
 DOCUMENT_PROMPTS = ("document", "passage")  # what models call the kind of text that is found
@@ -36,8 +36,7 @@ def routes(services: Services) -> Blueprint:
             scores, lengths = await _compare_vectors(worker, body.query, body.texts, truncate)
         else:
             raise RequestError(f"The model '{worker.name}' does not rank documents.", param="model")
-        for length in lengths:
-            services.metrics.prompt_read(worker.name, Usage(length))
+        count_prompts(services, lengths)
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
         shows = body.return_documents is not False
         return json_response(

@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 
 from emlxd import log
 from emlxd.config import LogSettings
+from tests.api.conftest import start_server
+from tests.fakes import FakeEmbedder, FakeRegistry
 from tests.metrics.house import House, house
 from tests.metrics.test_readings import M, until
 
@@ -145,3 +148,15 @@ async def test_prompts_are_logged_on_demand(capsys: pytest.CaptureFixture[str]) 
     assert len(lines) >= 4
     assert all(line["text"] == SECRET and line["model"] == "m" and line["request_id"] for line in lines)
     assert KEY not in text
+
+
+async def test_an_embedding_counts_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure(LogSettings(format="json"))
+    async with (
+        start_server(FakeRegistry(FakeEmbedder())) as server,
+        httpx.AsyncClient(base_url=server.url, verify=False) as http,
+    ):
+        await http.post("/v1/embeddings", json={"model": "fake", "input": ["ab", "c"]})
+        assert server.metric("emlxd_prompt_tokens_total", model="org/fake-1b") == 3
+    (line,) = requests(capsys.readouterr().err, "/v1/embeddings")
+    assert (line["model"], line["prompt_tokens"], line["finish_reason"]) == ("org/fake-1b", 3, None)
