@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -390,7 +390,8 @@ async def _anything(models: list[ModelSettings], actions: list[tuple[str, int]])
             case "end" if requests:
                 requests[number % len(requests)][1].set()
             case "unload":
-                registry.unload(registry.find(name))
+                with suppress(Unavailable):  # while it is loading
+                    registry.unload(registry.find(name))
             case "die" if resident := registry.find(name).resident:
                 resident.worker.alive = False  # type: ignore[misc]
             case "fail":

@@ -14,7 +14,7 @@ RETUNABLE: Final = frozenset(
 )
 """What may change while a model stays loaded. Anything else means loading it anew."""
 
-NEEDS_RESTART: Final = frozenset({"server.host", "server.port", "tracing.endpoint", "metrics.enabled"})
+NEEDS_RESTART: Final = frozenset({"server.host", "server.port", "tracing.endpoint"})
 
 _SECTIONS: Final = ("server", "memory", "metrics", "log", "tracing")
 

@@ -103,7 +103,9 @@ async def reload_often(daemon: FakeDaemon, served: list[Served], times: int, see
     return results
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "times", [30, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
 @pytest.mark.parametrize("budget", [10_000, 250], ids=["room for all", "room for two"])
 async def test_reloads_under_load(tmp_path: Path, times: int, budget: int) -> None:
     async with fake_daemon(
