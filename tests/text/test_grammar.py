@@ -113,6 +113,20 @@ def test_special_tokens_are_not_text() -> None:
     assert not free & _BPE.special_ids
 
 
+def test_name_of_a_special_token_is_spelled() -> None:
+    ids = walk(_BPE_COMPILER.matcher(choice_grammar(["a<|im_end|>b"], "choice")), _BPE, 1)
+    assert ids is not None and not _BPE.special_ids.intersection(ids)
+    assert b"".join(map(_BPE.token_bytes, ids)) == b"a<|im_end|>b"
+
+
+@pytest.mark.parametrize("compiler", [_BPE_COMPILER, _SPM_COMPILER], ids=["bpe", "spm"])
+def test_text_is_followed_however_it_is_tokenized(compiler: GrammarCompiler) -> None:
+    matcher = compiler.matcher(choice_grammar(["hello world"], "choice"))
+    assert not matcher.accepts_text("hello you")
+    assert matcher.accepts_text("hello") and matcher.accepts_text(" world")
+    assert matcher.finished
+
+
 def test_end_tokens_are_allowed_when_the_text_may_end() -> None:
     matcher = _BPE_COMPILER.matcher(choice_grammar(["a", "ab"], "choice"))
     matcher.accept(ord("a"))

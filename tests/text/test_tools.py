@@ -187,6 +187,8 @@ def test_text_around_calls(name: str) -> None:
     written = WRITERS[name]([("now", {})])
     content, _, calls = read(FORMATS[name].reader(TOOLS), [f"Let me see.\n\n{written}\n"])
     assert (content, calls) == ("Let me see.", [("now", "{}")])
+    content, _, calls = read(FORMATS[name].reader(TOOLS), [f"{written}\n\nDone."])
+    assert (content, calls) == ("Done.", [("now", "{}")])
 
 
 @each_format

@@ -45,8 +45,6 @@ def parameter_schema(parameters: Any, name: str) -> Any:
 def _typed(text: str, schema: Any) -> Any:
     """``text`` as the JSON value that it stands for, or as a string where the schema has strings."""
     types = _types(schema)
-    if types == {"string"}:
-        return text
     try:
         value = json.loads(text)
     except ValueError:
