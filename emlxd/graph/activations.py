@@ -63,6 +63,10 @@ def _cpu_silu(x: mx.array) -> mx.array:
     return x * cpu_math.sigmoid(x)
 
 
+def _cpu_gelu(x: mx.array) -> mx.array:
+    return x * (1 + cpu_math.erf(x / _SQRT_2)) / 2
+
+
 def _cpu_gelu_tanh(x: mx.array) -> mx.array:
     # (1 + tanh(z)) / 2 is sigmoid(2 z)
     return x * cpu_math.sigmoid(2 * _GELU * (x + 0.044715 * x * x * x))
@@ -74,4 +78,4 @@ ACTIVATIONS: Final[Mapping[str, Unary]] = {
     "gelu_tanh": _gelu_tanh,
     "relu2": _relu2,
 }
-_ON_CPU: Final[Mapping[str, Unary]] = {"silu": _cpu_silu, "gelu_tanh": _cpu_gelu_tanh}
+_ON_CPU: Final[Mapping[str, Unary]] = {"silu": _cpu_silu, "gelu": _cpu_gelu, "gelu_tanh": _cpu_gelu_tanh}
