@@ -141,8 +141,9 @@ def _delta(kind: str, piece: str) -> Json:
 
 
 def _arguments(text: str) -> Any:
-    """A call that was cut off has no arguments: Anthropic's are an object, never half of one."""
+    """The object as it was written, to the last digit. Of a call that was cut off there is none."""
     try:
-        return orjson.loads(text)
+        orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}
+    return orjson.Fragment(text)
