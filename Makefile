@@ -23,7 +23,7 @@ run: $(VENV)/.installed-$(EXTRA)
 
 test: $(VENV)/.installed-test
 	$(BIN)/emlxd pull
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check
