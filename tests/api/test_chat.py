@@ -68,6 +68,7 @@ async def test_stream_order(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_usage_chunk_only_when_asked(client: openai.AsyncOpenAI) -> None:
+    """Edge case 8."""
     chunks = await stream(client, stream_options={"include_usage": True})
     *before, last = chunks
     assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 6
@@ -78,6 +79,7 @@ async def test_usage_chunk_only_when_asked(client: openai.AsyncOpenAI) -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("streams", [True, False])
 async def test_token_limit(client: openai.AsyncOpenAI, field: str, streams: bool) -> None:
+    """Edge cases 9 and 21."""
     fields: dict[str, Any] = {"model": "fake", "messages": HELLO, field: 2}
     if streams:
         chunks = await stream(client, **fields)
@@ -98,11 +100,13 @@ async def test_max_completion_tokens_supersedes(server: Server, client: openai.A
 async def test_limit_is_clamped_to_the_context(
     server: Server, client: openai.AsyncOpenAI, limit: int | None
 ) -> None:
+    """Edge case 23."""
     await client.chat.completions.create(model="fake", messages=HELLO, max_tokens=limit)
     assert server.worker.submitted[-1].max_tokens == 1000 - len("user:hi\n")
 
 
 async def test_zero_tokens(server: Server, client: openai.AsyncOpenAI) -> None:
+    """Edge case 23."""
     answer = await client.chat.completions.create(model="fake", messages=HELLO, max_tokens=0)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "length")
     assert answer.usage is not None and answer.usage.completion_tokens == 0
@@ -112,6 +116,7 @@ async def test_zero_tokens(server: Server, client: openai.AsyncOpenAI) -> None:
 
 
 async def test_stop_is_passed_on(server: Server, client: openai.AsyncOpenAI) -> None:
+    """Edge case 2."""
     answer = await client.chat.completions.create(model="fake", messages=HELLO, stop=[" four", "e f"])
     assert server.worker.submitted[-1].stop == (" four", "e f")
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one two thre", "stop")
@@ -187,12 +192,13 @@ async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient)
 
 
 async def test_alias_resolves(client: openai.AsyncOpenAI) -> None:
+    """Edge case 13."""
     answer = await client.chat.completions.create(model="fake", messages=HELLO)
     assert answer.model == "org/fake-1b"
 
 
 async def test_messages_reach_the_template(server: Server, client: openai.AsyncOpenAI) -> None:
-    """All roles, text parts in order, and a call without content that is not dropped."""
+    """Edge cases 5, 6 and 7: all roles, text parts in order, and a call without content is not dropped."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages: list[Any] = [

@@ -273,6 +273,7 @@ async def test_failures_before_any_byte(
 
 
 async def test_unexpected_exception_is_a_plain_500(server: Server, http: httpx.AsyncClient) -> None:
+    """Edge case 14."""
     server.worker.submit = None  # type: ignore[method-assign,assignment]
     response = await http.post(CHAT, json={"model": "fake", "messages": HELLO})
     error = error_of(response, 500)
@@ -281,6 +282,7 @@ async def test_unexpected_exception_is_a_plain_500(server: Server, http: httpx.A
 
 
 async def test_sdk_classes(client: openai.AsyncOpenAI) -> None:
+    """Edge case 13."""
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(model="gpt-none", messages=HELLO)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -294,6 +296,7 @@ async def test_sdk_classes(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_prompt_over_the_context(client: openai.AsyncOpenAI) -> None:
+    """Edge case 20."""
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x" * 1200}])
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")

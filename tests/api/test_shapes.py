@@ -51,6 +51,7 @@ async def test_tool_calls_whole(server: Server, client: openai.AsyncOpenAI) -> N
 
 
 async def test_tool_calls_streamed(server: Server, client: openai.AsyncOpenAI) -> None:
+    """Edge cases 10 and 11."""
     server.worker.says = CALLS
     messages: Any = HELLO
     stream = await client.chat.completions.create(model="fake", messages=messages, tools=[ADD], stream=True)

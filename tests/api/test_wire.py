@@ -63,6 +63,7 @@ async def test_connection_is_kept_after_a_stream(server: Server) -> None:
 
 
 async def test_headers_and_role_come_before_the_first_token(server: Server) -> None:
+    """Edge case 17."""
     server.worker.gate.clear()
     async with connect(server.port) as wire:
         await wire.post(CHAT, STREAM)
@@ -74,6 +75,7 @@ async def test_headers_and_role_come_before_the_first_token(server: Server) -> N
 
 
 async def test_heartbeats_fill_a_silence() -> None:
+    """Edge case 17."""
     worker = FakeWorker()
     worker.gate.clear()
     async with start_server(FakeRegistry(worker), heartbeat=0.01) as server, connect(server.port) as wire:
@@ -113,7 +115,7 @@ async def test_no_heartbeats_when_off(server: Server) -> None:
 
 @pytest.mark.parametrize("fail_after", [0, 2])
 async def test_failure_in_mid_stream(server: Server, client: openai.AsyncOpenAI, fail_after: int) -> None:
-    """The text so far, an error event, the end. No finish_reason, no [DONE]."""
+    """Edge case 14. The text so far, an error event, the end. No finish_reason, no [DONE]."""
     server.worker.failure, server.worker.fail_after = ServerFault("it broke"), fail_after
     async with connect(server.port) as wire:
         await wire.post(CHAT, STREAM)
@@ -154,6 +156,7 @@ async def abandoned(server: Server, answers: int = 1) -> None:
 
 @pytest.mark.parametrize("rude", [True, False])
 async def test_leaving_a_stream(server: Server, rude: bool) -> None:
+    """Edge cases 3 and 4."""
     server.worker.gate.clear()
     server.worker.free = 3
     async with connect(server.port) as wire:
@@ -179,7 +182,7 @@ async def test_leaving_before_the_first_token(server: Server, rude: bool) -> Non
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("rude", [True, False])
 async def test_leaving_a_whole_answer(server: Server, rude: bool, n: int) -> None:
-    """Nothing is written before the end, so only the closed connection can tell."""
+    """Edge case 3. Nothing is written before the end, so only the closed connection can tell."""
     server.worker.gate.clear()
     async with connect(server.port) as wire:
         await wire.post(CHAT, BODY | {"n": n})
@@ -250,12 +253,27 @@ async def test_slow_reader_does_not_hold_up_others(server: Server, client: opena
         assert answer.choices[0].finish_reason == "length"
 
 
+async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
+    """It gets what it was sent, an error and the end; the worker was told to stop long before."""
+    server.worker.words = [" word" * 1000] * 900
+    async with connect(server.port) as wire:
+        await wire.post(CHAT, STREAM)
+        while not server.worker.cancelled:
+            await asyncio.sleep(0)
+        await wire.head()
+        *chunks, error = payloads(await wire.body())
+        assert error["error"]["code"] == "client_too_slow"
+        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert server.registry.leased == 0
+
+
 async def get(server: Server, path: str) -> httpx.Response:
     async with httpx.AsyncClient(base_url=server.url) as http:
         return await http.get(path)
 
 
 async def test_chunked_body(server: Server) -> None:
+    """Edge case 15."""
     data = json.dumps(BODY).encode()
     async with connect(server.port) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
@@ -267,6 +285,7 @@ async def test_chunked_body(server: Server) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_post_without_a_body(server: Server, version: str) -> None:
+    """Edge case 15."""
     async with connect(server.port) as wire:
         await wire.send(f"POST {CHAT} HTTP/{version}\r\nHost: x\r\n\r\n".encode())
         status, headers = await wire.head()

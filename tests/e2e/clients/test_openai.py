@@ -172,7 +172,10 @@ def test_an_answer_scores_alike_as_a_prompt(client: openai.OpenAI, tokens_of: To
 
 
 def test_ends_and_biases(client: openai.OpenAI, tokens_of: TokensOf) -> None:
-    """A model that is made to end at once does so, but not before it may, or never."""
+    """A model that is made to end at once does so, but not before it may, or never.
+
+    Edge case 12: what it says of the end is not text.
+    """
     (end,) = tokens_of("<|im_end|>")
 
     def count(**fields: Any) -> int:
@@ -183,6 +186,7 @@ def test_ends_and_biases(client: openai.OpenAI, tokens_of: TokensOf) -> None:
     assert count() == 1
     assert count(extra_body={"min_tokens": 5}) == 6
     assert count(extra_body={"ignore_eos": True}) == 12
+    assert said(client, logit_bias={str(end): 100}, extra_body={"ignore_eos": True}) == ""
     (the,) = tokens_of(" the")
     assert said(client, logit_bias={str(the): 100}, max_tokens=3) == " the the the"
 
