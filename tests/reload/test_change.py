@@ -151,6 +151,30 @@ async def test_what_can_never_fit_is_refused_with_numbers() -> None:
     assert await use(registry, "a")
 
 
+async def test_new_models_do_not_drive_each_other_out() -> None:
+    house = House(budget=250)
+    registry = await loaded(house, model("a", pinned=True))
+    with pytest.raises(NoRoom):
+        await change(registry, model("a", pinned=True), model("b"), model("c"))
+    await settle()
+    assert [entry.name for entry in registry.models] == ["a"]
+    assert house.in_memory == ["a"]
+
+
+async def test_a_removed_model_that_still_loads_leaves_when_it_is_there() -> None:
+    house = House()
+    house.gate.clear()
+    registry = house.registry(model("a", **ON_DEMAND))
+    waiting = asyncio.create_task(use(registry, "a"))
+    await settle()
+    await change(registry)
+    house.gate.set()
+    with pytest.raises(ModelNotFound):
+        await waiting
+    await settle()
+    assert house.residents.used == 0
+
+
 async def test_retuning_keeps_the_worker() -> None:
     house = House()
     registry = await loaded(house, model("a"))

@@ -11,7 +11,7 @@ import pytest
 
 from emlxd.config import Settings
 from emlxd.config_file import load
-from emlxd.errors import ConfigError, EmlxdError, ModelFormatError, ServerFault, UserError
+from emlxd.errors import ConfigError, EmlxdError, ModelFormatError, NoRoom, ServerFault, UserError
 from emlxd.metrics import Metrics
 from emlxd.operate import Operator
 from emlxd.registry import Registry
@@ -207,11 +207,12 @@ async def test_a_larger_budget_makes_room_for_what_comes_with_it(setup: Setup) -
     setup.house.budget = setup.house.residents.budget = 200
     setup.write("a|, pinned: true", "b|, pinned: true")
     await setup.reloader.reload()
-    setup.write("a|, pinned: true", "b|, pinned: true", "c")
-    with pytest.raises(EmlxdError):
+    setup.house.budget = 300
+    setup.write("a|, pinned: true", "b|, pinned: true", "c", "d")
+    with pytest.raises(NoRoom):
         await setup.reloader.reload()
     assert setup.house.residents.budget == 200
-    setup.house.budget = 300
+    setup.write("a|, pinned: true", "b|, pinned: true", "c")
     await setup.reloader.reload()
     assert setup.house.in_memory == ["a", "b", "c"]
 
