@@ -14,6 +14,7 @@ from tests.daemon import DEFAULT_SOURCE, Daemon, running
 MODEL = {"name": "smol", "aliases": ["org/smol"], "source": DEFAULT_SOURCE, "slots": 8, "max_context": 1024}
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``emlxd pull`` fetches the model; without it these tests have nothing to talk to.
 
