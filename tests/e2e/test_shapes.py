@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema
@@ -31,6 +32,12 @@ WEATHER: Any = {
 }
 
 
+@pytest.fixture
+async def client(daemon: Daemon) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="x", timeout=1800) as client:
+        yield client
+
+
 async def ask(client: openai.AsyncOpenAI, text: str, **fields: Any) -> Any:
     messages: Any = [{"role": "user", "content": text}]
     answer = await client.chat.completions.create(model="smol", messages=messages, **fields)
@@ -38,9 +45,7 @@ async def ask(client: openai.AsyncOpenAI, text: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-async def test_every_finished_answer_is_valid(daemon: Daemon, every: int) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="x", timeout=1800)
-
+async def test_every_finished_answer_is_valid(client: openai.AsyncOpenAI, every: int) -> None:
     async def valid(name: str, schema: Schema, temperature: float) -> bool:
         """False if it was cut off."""
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
@@ -59,9 +64,7 @@ async def test_every_finished_answer_is_valid(daemon: Daemon, every: int) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-async def test_other_formats(daemon: Daemon, temperature: float) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="x")
-
+async def test_other_formats(client: openai.AsyncOpenAI, temperature: float) -> None:
     async def said(**form: Any) -> str:
         choice = await ask(client, "Hi", temperature=temperature, max_tokens=50, extra_body=form)
         return str(choice.message.content)
@@ -71,8 +74,7 @@ async def test_other_formats(daemon: Daemon, temperature: float) -> None:
     assert re.fullmatch("a[bc]{1,3}d", await said(grammar='start: "a" ("b" | "c"){1,3} "d"'))
 
 
-async def test_conversation_with_a_tool(daemon: Daemon) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="x")
+async def test_conversation_with_a_tool(client: openai.AsyncOpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     fields: Any = {"model": "smol", "tools": [WEATHER], "temperature": 0, "max_tokens": 200}
     first = await client.chat.completions.create(
@@ -91,8 +93,7 @@ async def test_conversation_with_a_tool(daemon: Daemon) -> None:
     assert second.choices[0].message.content
 
 
-async def test_streamed_call_is_the_same(daemon: Daemon) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="x")
+async def test_streamed_call_is_the_same(client: openai.AsyncOpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "Weather in Prague?"}]
     fields: Any = {
         "model": "smol", "tools": [WEATHER], "temperature": 0, "max_tokens": 100,
