@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +13,14 @@ from tests.daemon import DEFAULT_SOURCE, Daemon, running
 MODEL = {"name": "smol", "aliases": ["org/smol"], "source": DEFAULT_SOURCE, "slots": 8, "max_context": 1024}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``emlxd pull`` fetches the model; without it these tests have nothing to talk to.
-
-    They stay on one process, so that there is one daemon.
+    Their modules are of one ``xdist_group``, so that there is one daemon.
     """
-    missing = locate(Source(**DEFAULT_SOURCE)) is None
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("daemon"))
-        if missing and item.get_closest_marker("model"):
-            item.add_marker(pytest.mark.skip(reason="the default model is not in the cache"))
+    if locate(Source(**DEFAULT_SOURCE)) is None:
+        for item in items:
+            if item.get_closest_marker("model"):
+                item.add_marker(pytest.mark.skip(reason="the default model is not in the cache"))
 
 
 @pytest.fixture(scope="session")

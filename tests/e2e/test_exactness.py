@@ -13,7 +13,11 @@ from tests.daemon import Daemon, running
 from tests.e2e.conftest import MODEL
 from tests.e2e.oracle import Oracle
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]  # the fixtures' work counts too
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.xdist_group("daemon"),
+    pytest.mark.timeout(900),
+]  # the fixtures' work counts too
 
 PROMPTS = [
     "Give me three facts about the Moon.",
