@@ -68,7 +68,7 @@ def fake_info(**changes: Any) -> ModelInfo:
 @dataclass
 class FakeWorker:
     """Says ``words``, or ``says`` if there is any. Fails with ``failure`` after ``fail_after`` words; waits
-    for ``gate`` after ``free`` events."""
+    for ``gate`` after ``free`` events. With ``patient`` others run between its words."""
 
     name: str = "org/fake-1b"
     info: ModelInfo = field(default_factory=fake_info)
@@ -78,6 +78,7 @@ class FakeWorker:
     failure: EmlxdError | None = None
     fail_after: int = 0
     free: int = 0
+    patient: bool = False
     max_running: int = 256
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -149,6 +150,8 @@ class FakeWorker:
         for place, event in enumerate(self._events(generation.request)):
             if place >= self.free:
                 await self.gate.wait()
+            if self.patient:
+                await asyncio.sleep(0)
             generation._deliver([event])
 
     def _events(self, request: GenerateRequest) -> list[Event]:

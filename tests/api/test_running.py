@@ -68,4 +68,6 @@ async def test_abort_of_what_does_not_run(server: Server, http: httpx.AsyncClien
         await wire.post(CHAT, BODY | {"stream": True})
         await wire.head()
         assert error_of(await http.post(f"/admin/requests/{id}/abort"), 404)["param"] == "id"
+        (running,) = (await http.get("/admin/requests")).json()["requests"]
+        assert error_of(await http.post(f"/admin/requests/{running['id'][-8:]}/abort"), 404)
         assert len((await http.get("/admin/requests")).json()["requests"]) == 1

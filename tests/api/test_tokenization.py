@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from tests.api.conftest import Server
 from tests.api.test_errors import error_of
+from tests.fakes import ByteTokenizer
 
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -50,6 +52,19 @@ async def test_detokenize_undoes_tokenize(http: httpx.AsyncClient) -> None:
         "prompt": "né 😀"
     }
     assert (await http.post("/detokenize", json={"model": "fake", "tokens": []})).json() == {"prompt": ""}
+
+
+class WithSpecial(ByteTokenizer):
+    """Token 1 is special."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join("<s>" * (not skip_special_tokens) if id == 1 else chr(id) for id in ids)
+
+
+async def test_special_tokens_are_written_out(server: Server, http: httpx.AsyncClient) -> None:
+    server.worker.tokenizer = WithSpecial()
+    answer = await http.post("/detokenize", json={"model": "fake", "tokens": [1, 97]})
+    assert answer.json() == {"prompt": "<s>a"}
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,17 @@ async def test_slow_reader_does_not_hold_up_others(server: Server, client: opena
         assert answer.choices[0].finish_reason == "length"
 
 
-async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, STREAM), ("/v1/completions", {"model": "fake", "prompt": ["a", "b"], "stream": True})],
+)
+async def test_a_client_that_does_not_read_is_cut_off(
+    server: Server, path: str, asked: dict[str, Any]
+) -> None:
     """It gets what it was sent, an error and the end; the worker was told to stop long before."""
-    server.worker.words = [" word" * 1000] * 900
+    server.worker.words, server.worker.patient = [" word" * 10_000] * 300, True
     async with connect(server.port) as wire:
-        await wire.post(CHAT, STREAM)
+        await wire.post(path, asked | {"max_tokens": 300})
         while not server.worker.cancelled:
             await asyncio.sleep(0)
         await wire.head()

@@ -67,7 +67,7 @@ async def test_a_failure_is_the_last_event() -> None:
     assert listener.cancelled == ["r"]
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(random=st.randoms(use_true_random=False), count=st.integers(JOIN_ABOVE, 3 * JOIN_ABOVE))
 async def test_joined_text_is_the_same_text(random: Random, count: int) -> None:
     said = [(random.randrange(3), random.choice(["", "a", "é😀"])) for _ in range(count)]
