@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -32,7 +32,8 @@ class ModelEntry:
     """A model of the configuration. ``created`` is in Unix seconds, ``retry_at`` of the registry's clock.
 
     ``wanted``: it should be in memory without being asked for. ``held`` is set while a reload decides what
-    becomes of the model; requests wait for it.
+    becomes of the model; requests wait for it. ``waiters`` wait for a load, and ``hold`` keeps what was
+    loaded until they have it: two models without room for both would chase each other for ever.
     """
 
     settings: ModelSettings
@@ -45,6 +46,8 @@ class ModelEntry:
     wanted: bool = False
     dropped: bool = False
     held: asyncio.Event | None = None
+    waiters: int = 0
+    hold: ExitStack = field(default_factory=ExitStack)
 
     @property
     def name(self) -> str:
@@ -160,6 +163,15 @@ class Registry:
 
     async def _progress(self, entry: ModelEntry) -> None:
         """Waits for the next change of a model that cannot be used. Raises what its loading failed with."""
+        entry.waiters += 1
+        try:
+            await self._next_change(entry)
+        finally:
+            entry.waiters -= 1
+            if not entry.waiters:
+                entry.hold.close()
+
+    async def _next_change(self, entry: ModelEntry) -> None:
         if entry.held is not None:
             await entry.held.wait()
             return
@@ -197,6 +209,8 @@ class Registry:
             self._failed(entry, ServerFault("Loading it failed in a way that was not foreseen; see the log."))
         else:
             entry.error, entry.failures = None, 0
+            if entry.waiters:
+                entry.hold.enter_context(self.residents.lease(entry.resident))
             if entry.resident.settings is not entry.settings:
                 self.retune(entry, entry.settings)
         finally:

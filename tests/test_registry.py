@@ -273,6 +273,16 @@ async def test_nobody_leaves_in_vain() -> None:
     assert house.in_memory == ["a", "b"]
 
 
+async def test_two_models_without_room_for_both_do_not_chase_each_other() -> None:
+    house = House(budget=150)
+    registry = house.registry(model("a", **ON_DEMAND), model("b", **ON_DEMAND))
+    asking = [asyncio.create_task(use(registry, name)) for name in "abab"]
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert {answer for answer in answers if isinstance(answer, str)} >= {"a"}
+    assert all(isinstance(answer, str | NoRoom) for answer in answers)
+    assert len(house.starts) <= 4
+
+
 async def test_room_that_is_about_to_be_free_is_waited_for() -> None:
     house = House(budget=150)
     registry = house.registry(model("a"), model("b", **ON_DEMAND))
