@@ -15,7 +15,6 @@ from tests.e2e.oracle import Oracle
 
 pytestmark = [
     pytest.mark.model,
-    pytest.mark.xdist_group("daemon"),
     pytest.mark.timeout(900),
 ]  # the fixtures' work counts too
 

@@ -15,7 +15,7 @@ import pytest
 from tests.daemon import Daemon
 from tests.text.schemas import SCHEMAS, Schema
 
-pytestmark = [pytest.mark.model, pytest.mark.xdist_group("daemon"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
 WEATHER: Any = {
     "type": "function",

@@ -11,7 +11,7 @@ import pytest
 from tests.api.strict import assert_known_fields
 from tests.daemon import Daemon
 
-pytestmark = [pytest.mark.model, pytest.mark.xdist_group("daemon")]
+pytestmark = pytest.mark.model
 
 GREEDY: Any = {
     "model": "smol",

@@ -13,7 +13,7 @@ import yaml
 
 from tests.daemon import Daemon
 
-pytestmark = [pytest.mark.model, pytest.mark.xdist_group("daemon")]
+pytestmark = pytest.mark.model
 
 QUESTION = "Why is the sky blue?"
 NODE = Path(__file__).with_name("conversation.mjs")
