@@ -14,9 +14,7 @@ MODEL = {"name": "smol", "aliases": ["org/smol"], "source": DEFAULT_SOURCE, "slo
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``emlxd pull`` fetches the model; without it these tests have nothing to talk to.
-    Their modules are of one ``xdist_group``, so that there is one daemon.
-    """
+    """``emlxd pull`` fetches the model; without it these tests have nothing to talk to."""
     if locate(Source(**DEFAULT_SOURCE)) is None:
         for item in items:
             if item.get_closest_marker("model"):
