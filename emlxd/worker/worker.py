@@ -215,6 +215,8 @@ class Worker:
         for answer in answers[1:]:
             answer.leader = answers[0]
         self._inbox.put(_Submit(answers))
+        if not self.alive:  # it ended meanwhile, and nobody reads the inbox any more
+            generation.fail(Unavailable(f"The model '{self.name}' is not available."))
         return generation
 
     def retune(self, settings: ModelSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -154,6 +155,19 @@ async def test_closing_fails_what_still_runs(make_worker: MakeWorker, runner: Ga
     assert runner.closed
     with pytest.raises(Unavailable):
         worker.submit(request("late"))
+
+
+async def test_a_request_that_comes_as_the_worker_ends_is_answered(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    await worker.start()
+    alive = iter([True, False])
+    monkeypatch.setattr(Worker, "alive", property(lambda self: next(alive)))
+    monkeypatch.setattr(worker, "_inbox", queue.SimpleQueue())  # which nobody reads
+    (failed,) = await read(worker.submit(request()))
+    assert isinstance(failed, Failed) and failed.error.status == 503
+    monkeypatch.undo()  # the worker is to be closed through its own
 
 
 async def test_chats_are_encoded_by_the_template(make_worker: MakeWorker) -> None:
