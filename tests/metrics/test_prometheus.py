@@ -50,9 +50,12 @@ async def prometheus(folder: Path, target: int) -> AsyncIterator[httpx.AsyncClie
 async def answered(http: httpx.AsyncClient, query: str) -> bool:
     query = query.replace("$model", ".*").replace("$__rate_interval", "10s")
     try:
-        found = (await http.get("/api/v1/query", params={"query": query})).json()
+        response = await http.get("/api/v1/query", params={"query": query})
     except httpx.TransportError:
         return False
+    if response.status_code == 503:  # it is still starting
+        return False
+    found = response.json()
     assert found["status"] == "success", found
     return any(series["value"][1] != "NaN" for series in found["data"]["result"])
 
