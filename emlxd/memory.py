@@ -70,7 +70,7 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
     """The bytes of a model before it is loaded."""
     return Needs(
         weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
-        cache=facts.cached_values * sizes.slots * sizes.max_context * form.itemsize,
+        cache=sizes.slots * _slot_bytes(facts, sizes.max_context, form),
         prefix_cache=sizes.prefix_cache,
         activations=max(_prefill_bytes(facts, sizes, form), _decode_bytes(facts, sizes)),
     )
@@ -85,6 +85,11 @@ def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: Compute
         weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
         activations=values * form.itemsize,
     )
+
+
+def _slot_bytes(facts: ModelFacts, max_context: int, form: ComputeForm) -> int:
+    values = facts.cached_values * max_context + facts.state_values
+    return values * form.itemsize + facts.exact_values * FLOAT32
 
 
 def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:

@@ -17,13 +17,15 @@ class Place:
     """Where the B x L tokens of one forward stand in the cache.
 
     ``rows`` are the B slots, as a slice when they are neighbours; ``starts`` int32 [B] the position of each
-    row's first token. Attention looks at the first ``window`` positions.
+    row's first token. Attention looks at the first ``window`` positions. ``lengths`` int32 [B]: how many of
+    a row's tokens there are, the others being padding; None for all.
     """
 
     rows: slice | mx.array
     starts: mx.array
     length: int
     window: int
+    lengths: mx.array | None = None
 
     @property
     def positions(self) -> mx.array:

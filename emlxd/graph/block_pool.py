@@ -14,14 +14,11 @@ class BlockPool:
     """For every layer keys and values [blocks, kv_heads, 64, head_dim]."""
 
     def __init__(self, cache: KVCache, nbytes: int) -> None:
-        layers = [*cache.keys, *cache.values]
-        self.block_bytes = sum(
-            BLOCK_TOKENS * layer.nbytes // (layer.shape[0] * layer.shape[2]) for layer in layers
-        )
-        self.blocks = nbytes // self.block_bytes
+        self.block_bytes = block_bytes(cache)
+        self.blocks = nbytes // self.block_bytes if self.block_bytes else 0
         self._pools = [
             mx.zeros((self.blocks, layer.shape[1], BLOCK_TOKENS, layer.shape[3]), layer.dtype)
-            for layer in layers
+            for layer in cache.by_token
             if self.blocks
         ]
         mx.eval(self._pools)
@@ -34,14 +31,14 @@ class BlockPool:
         """Copies a slot's tokens from block number ``first`` on into ``blocks``."""
         ids = mx.array(list(blocks))
         start, count = first * BLOCK_TOKENS, len(blocks)
-        for pool, layer in zip(self._pools, (*cache.keys, *cache.values), strict=True):
+        for pool, layer in zip(self._pools, cache.by_token, strict=True):
             tokens = layer[slot, :, start : start + count * BLOCK_TOKENS]
             pool[ids] = tokens.reshape(layer.shape[1], count, BLOCK_TOKENS, -1).swapaxes(0, 1)
 
     def load(self, cache: KVCache, slot: int, blocks: Sequence[int]) -> None:
         """Copies ``blocks`` to the beginning of a slot."""
         ids = mx.array(list(blocks))
-        for pool, layer in zip(self._pools, (*cache.keys, *cache.values), strict=True):
+        for pool, layer in zip(self._pools, cache.by_token, strict=True):
             tokens = pool[ids].swapaxes(0, 1).reshape(layer.shape[1], len(blocks) * BLOCK_TOKENS, -1)
             layer[slot, :, : tokens.shape[1]] = tokens
 
@@ -62,3 +59,8 @@ class BlockPool:
     def state(self) -> list[mx.array]:
         """What must be evaluated after ``save``."""
         return self._pools
+
+
+def block_bytes(cache: KVCache) -> int:
+    """What all layers keep of 64 tokens."""
+    return sum(BLOCK_TOKENS * layer.nbytes // (layer.shape[0] * layer.shape[2]) for layer in cache.by_token)

@@ -7,6 +7,7 @@ import mlx.core as mx
 from emlxd.graph.activations import Activation
 from emlxd.graph.attention import Scoring
 from emlxd.graph.build_feed_forward import build_feed_forward
+from emlxd.graph.build_recurrent import build_recurrent
 from emlxd.graph.latent_attention import LatentAttention, Queries
 from emlxd.graph.layers import HeadNorm, Norm, Parallel, fuse
 from emlxd.graph.rope import Rope
@@ -30,7 +31,11 @@ def build_layer(
         return take.norm(f"{prefix}.{place}", spec.norm, spec.hidden_size)
 
     return Layer(
-        mixer=_mixer(take, spec, layer, f"{prefix}.self_attn", rope),
+        mixer=(
+            build_recurrent(take, spec, layer.recurrent, prefix)
+            if layer.recurrent
+            else _attention(take, spec, layer, f"{prefix}.self_attn", rope)
+        ),
         feed_forward=build_feed_forward(take, spec, layer.experts, f"{prefix}.mlp", activation),
         attention_in=norm("attention_in"),
         attention_out=norm("attention_out"),
@@ -41,7 +46,7 @@ def build_layer(
     )
 
 
-def _mixer(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope: Rope | None) -> Mixer:
+def _attention(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope: Rope | None) -> Mixer:
     if spec.latent and rope:
         return _latent_attention(take, spec, spec.latent, prefix, rope)
     sinks = take.vector(f"{prefix}.sinks", spec.heads) if spec.sinks else None

@@ -12,6 +12,7 @@ import mlx.core as mx
 from emlxd.core import TokenizedText
 from emlxd.graph.attention import Place
 from emlxd.graph.encoder import Body, Texts
+from emlxd.graph.kv_cache import empty_layers
 from emlxd.graph.layers import arrays_in
 from emlxd.graph.pooling import Summary
 from emlxd.graph.runner import OUT_OF_MEMORY
@@ -29,9 +30,8 @@ class DecoderBody:
         """[B, L, D]. The padding is at the end, where no token of the text sees it."""
         batch, length = texts.tokens.shape
         place = Place(slice(0, batch), mx.zeros((batch,), mx.int32), length, length)
-        shapes = self.model.spec.cache_shape(batch, length)
-        keys, values = ([mx.zeros(shape, self.model.dtype) for _ in self.model.layers] for shape in shapes)
-        return self.model.norm(self.model.forward(texts.tokens, place, keys, values))
+        kept = empty_layers(self.model.spec, batch, length, self.model.dtype)
+        return self.model.norm(self.model.forward(texts.tokens, place, kept))
 
 
 class MlxEmbedder:

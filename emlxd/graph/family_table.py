@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from emlxd.graph import spec_parts as parts
 from emlxd.graph.names import BLOCK_SPARSE, SANDWICH, Names
+from emlxd.graph.recurrent_spec import ShortConvSpec
 from emlxd.graph.spec import NormSpec
 from emlxd.graph.spec_parts import Config
 
@@ -159,7 +160,23 @@ def _deepseek_layer(c: Config, i: int) -> dict[str, Any]:
     return {"rope": rope, "experts": parts.routed_experts(c, i)}
 
 
-_DEEPSEEK_BIAS: Final = {"mlp_bias": False}
+def _lfm2(c: Config) -> dict[str, Any]:
+    width = int(c.get("block_ff_dim") or c["intermediate_size"])
+    if c.get("block_auto_adjust_ff_dim", True):
+        width = int(float(c.get("block_ffn_dim_multiplier") or 1.0) * int(2 * width / 3))
+        step = int(c.get("block_multiple_of", 256))
+        width = -(-width // step) * step
+    return _QK | {"intermediate_size": width, "tied_head": True}
+
+
+def _lfm2_layer(c: Config, i: int) -> dict[str, Any]:
+    attends = c.get("full_attn_idxs")
+    if i in attends if attends is not None else c["layer_types"][i] == "full_attention":
+        return {}
+    bias = bool(c.get("conv_bias", False))
+    return {"rope": None, "recurrent": ShortConvSpec(int(c["hidden_size"]), int(c["conv_L_cache"]), bias)}
+
+
 _ERNIE: Final = {"rope_traditional": True}
 _QK: Final = {"qk_norm": "head"}
 
@@ -254,6 +271,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 "block_sparse_moe.output_linear",
             ),
         },
+    ),
+    "lfm2": Family(
+        "LFM 2",
+        _lfm2,
+        _lfm2_layer,
+        names={
+            "model.norm": "model.embedding_norm",
+            "attention_in": "operator_norm",
+            "mlp_in": "ffn_norm",
+            "self_attn.o_proj": "self_attn.out_proj",
+            "self_attn.q_norm": "self_attn.q_layernorm",
+            "self_attn.k_norm": "self_attn.k_layernorm",
+            "mlp.gate_proj": "feed_forward.w1",
+            "mlp.up_proj": "feed_forward.w3",
+            "mlp.down_proj": "feed_forward.w2",
+        },
+        defaults={"rope_theta": 1e6, "conv_L_cache": 3, "intermediate_size": 0},
     ),
     "llama": Family("Llama 2, 3; SmolLM 2"),
     "minicpm": Family("MiniCPM", _minicpm),

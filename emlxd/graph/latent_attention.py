@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -29,7 +30,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """``keys`` hold the latents [slots, 1, max_context, rank], ``values`` the rotated part of the keys.
+    """The keys kept are the latents [slots, 1, max_context, rank], the values their rotated part.
 
     ``key_up`` [H, rank, plain_dim] and ``value_up`` [H, value_dim, rank] expand a latent for each head. A
     single token is cheaper the other way round: its query is taken to the latents, and what it finds is
@@ -47,7 +48,8 @@ class LatentAttention:
     rope: Rope
     scoring: Scoring
 
-    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
+        keys, values = kept
         spec, (batch, length, _) = self.spec, x.shape
         q = self.queries(x).reshape(batch, length, self.heads, -1)
         q, q_rope = mx.split(q, [spec.plain_dim], axis=-1)

@@ -15,6 +15,7 @@ from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
 from emlxd.graph.gguf_blocks import KEPT_BITS
 from emlxd.graph.safetensors import open_safetensors
+from emlxd.graph.spec import LayerSpec, ModelSpec
 from emlxd.graph.weights import Quantization
 
 
@@ -34,8 +35,9 @@ class StoredTensor:
 class ModelFacts:
     """What ``emlxd.memory`` computes with.
 
-    ``cached_values`` are what a token leaves in the K/V cache, all layers together; ``widest_row`` is what
-    the widest layer computes for a token.
+    ``cached_values`` are what a token leaves in the K/V cache, all layers together; ``state_values`` and
+    ``exact_values`` what a slot's states take whatever its length, the latter in float32. ``widest_row`` is
+    what the widest layer computes for a token.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -44,6 +46,8 @@ class ModelFacts:
     heads: int
     vocab_size: int
     max_position: int
+    state_values: int = 0
+    exact_values: int = 0
 
 
 def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
@@ -57,15 +61,24 @@ def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
         tensors = tensors_of_folder(path, config, quantize)
     else:
         tensors = (_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
-    attention = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    mixer = max(_mixer_row(spec, layer) for layer in spec.layers)
+    kept = [(math.prod(one.shape), one) for layer in spec.layers for one in spec.kept(layer, 1)]
     return ModelFacts(
         tensors=tuple(tensors),
-        cached_values=len(spec.layers) * sum(math.prod(shape) for shape in spec.cache_shape(1, 1)),
-        widest_row=attention + 2 * spec.intermediate_size + 2 * spec.hidden_size,
+        cached_values=sum(values for values, one in kept if one.by_token),
+        state_values=sum(values for values, one in kept if not one.by_token and not one.exact),
+        exact_values=sum(values for values, one in kept if not one.by_token and one.exact),
+        widest_row=mixer + 2 * spec.intermediate_size + 2 * spec.hidden_size,
         heads=spec.heads,
         vocab_size=spec.vocab_size,
         max_position=spec.max_position,
     )
+
+
+def _mixer_row(spec: ModelSpec, layer: LayerSpec) -> int:
+    if layer.recurrent:
+        return layer.recurrent.widest_row
+    return (spec.heads + 2 * spec.kv_heads) * spec.head_dim
 
 
 def _of_gguf(info: TensorInfo, quantize: Quantization | None) -> StoredTensor:

@@ -32,6 +32,8 @@ listed gives an error that names it. Of a model that also sees or hears, the tex
 ## Limits
 
 - A sliding window hides what is older; its memory is that of the whole context.
+- Of a recurrent model (one with convolution or other states) the prefix cache knows prompts up to their last
+  whole block, and where they part from prompts before them; answers are computed again in the next turn.
 - RoPE scaling `dynamic` has no effect, since no context is longer than `max_position_embeddings`. `longrope`
   takes its long factors if `max_context` is longer than the original context.
 """

@@ -12,11 +12,12 @@ import mlx.core as mx
 from emlxd.core import TokenLogprob
 from emlxd.graph.attention import Place
 from emlxd.graph.batch import Begin, PrefillRow, StepOutput
-from emlxd.graph.block_pool import BlockPool
+from emlxd.graph.block_pool import BlockPool, block_bytes
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.sampling import MAX_LOGPROBS, Logprobs, logprobs, sample
 from emlxd.graph.slots import SlotSampling
-from emlxd.graph.step import DecodeSteps, Sampled
+from emlxd.graph.state_pool import StatePool, state_bytes
+from emlxd.graph.step import DecodeSteps, Sampled, StepRows
 from emlxd.graph.transformer import Transformer
 
 SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
@@ -94,7 +95,9 @@ class MlxRunner:
     def reset(self) -> None:
         """Forgets all sequences and blocks, as is needed after a step has failed half-way."""
         self._cache = KVCache(self._model.spec, self.slots, self.max_context, self._model.dtype)
-        self._pool = BlockPool(self._cache, self._prefix_cache_bytes)
+        checkpoints = _checkpoints(self._cache, self._prefix_cache_bytes)
+        self._states = StatePool(self._cache, checkpoints)
+        self._pool = BlockPool(self._cache, self._prefix_cache_bytes - self._states.nbytes)
         self._sampling = SlotSampling(self.slots, self.vocab_size, self._end_tokens)
         self._tokens = mx.zeros((self.slots,), mx.int32)
         self._forwarded: tuple[mx.array, mx.array] | None = None
@@ -117,12 +120,26 @@ class MlxRunner:
 
     @property
     def prefix_cache_bytes(self) -> int:
-        return self._pool.nbytes
+        return self._pool.nbytes + self._states.nbytes
 
     @property
     def blocks(self) -> int:
         """How many blocks the prefix cache has room for."""
         return self._pool.blocks
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers carry a state, which can only be taken up where a checkpoint was kept."""
+        return bool(self._cache.states)
+
+    @property
+    def checkpoints(self) -> int:
+        """How many states the prefix cache has room for."""
+        return self._states.checkpoints
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._states.checkpoint_bytes
 
     @property
     def traces(self) -> int:
@@ -137,9 +154,10 @@ class MlxRunner:
             starts=mx.array([row.start for row in rows], dtype=mx.int32),
             length=length,
             window=self._cache.window(max(row.start for row in rows) + length),
+            lengths=mx.array([len(row.tokens) for row in rows], dtype=mx.int32),
         )
         tokens = mx.array([[*row.tokens, *[0] * (length - len(row.tokens))] for row in rows], dtype=mx.int32)
-        hidden = self._model.forward(tokens, place, self._cache.keys, self._cache.values)
+        hidden = self._model.forward(tokens, place, self._cache.layers)
         scores = [self._score(hidden[index], row.targets) for index, row in enumerate(rows)]
         barrier = hidden[:, -1, :1]
         last = [(index, row.slot, row.begin) for index, row in enumerate(rows) if row.begin]
@@ -190,19 +208,19 @@ class MlxRunner:
         """One step for slots 0..n-1; ``positions[i]`` is where slot i's pending token is written.
 
         None is a slot that does not decode, idle or in the middle of its prompt. Its row is computed all the
-        same and writes at the last position, which a sequence reads only in the step that writes it.
+        same and writes at the last position, which a sequence reads only in the step that writes it; its
+        states stay as they are.
         """
         mode = self._sampling.mode(slice(0, len(positions)))
-        window, at = self._places(positions)
         slots = self._sampling.arrays(mode)
-        sampled = self._steps.step(mode, window, self._tokens, at, slots, self._cache)
+        sampled = self._steps.step(mode, self._rows(positions), self._tokens, slots, self._cache)
         return self._sampled(sampled, len(positions))
 
     def forward(self, positions: Sequence[int | None]) -> None:
         """The first half of ``decode``, for steps whose masks are still being computed."""
-        window, at = self._places(positions)
-        logits = self._steps.forward(window, self._tokens, at, self._cache)
-        self._forwarded = (logits, at)
+        rows = self._rows(positions)
+        logits = self._steps.forward(rows, self._tokens, self._cache)
+        self._forwarded = (logits, rows.positions)
         self._dispatch(logits)
 
     def sample(self, allowed: Sequence[bytes | None]) -> Pending:
@@ -227,18 +245,15 @@ class MlxRunner:
         slots whose sampling depends on the tokens between: with penalties, log-probabilities or masks.
         """
         mode = self._sampling.mode(slice(0, len(positions)))
-        rows = self._bucket(len(positions))
         # Idle rows write where nothing is kept: no slot is in the middle of its prompt.
-        at = mx.array([*positions, *[0] * (rows - len(positions))], dtype=mx.int32)
+        rows = self._rows(positions, idle_at=0, width=width + 1)
         padded = [[*draft, *[-1] * (width - len(draft))] for draft in drafts]
-        padded += [[-1] * width] * (rows - len(drafts))
-        window = self._cache.window(max(positions) + width + 1)
+        padded += [[-1] * width] * (rows.count - len(drafts))
         self._tokens, sampled = self._steps.verify(
             mode,
-            window,
+            rows,
             self._tokens,
             mx.array(padded, dtype=mx.int32),
-            at,
             self._sampling.arrays(mode),
             self._cache,
         )
@@ -254,7 +269,7 @@ class MlxRunner:
         return Pending(self._tokens, [self._sampling.params(slot).logprobs for slot in range(rows)], found)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copies the K/V of a slot's first ``tokens`` positions to another slot."""
+        """Copies the K/V of a slot's first ``tokens`` positions, and its states, to another slot."""
         self._cache.copy(source, target, tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
@@ -295,30 +310,54 @@ class MlxRunner:
         self._pool.write(blocks, contents)
         mx.async_eval(*self._pool.state())  # type: ignore[no-untyped-call]
 
+    def save_state(self, slot: int, checkpoint: int) -> None:
+        """Copies a slot's states, as the steps so far leave them, to the prefix cache."""
+        self._states.save(self._cache, slot, checkpoint)
+        mx.async_eval(*self._states.state())  # type: ignore[no-untyped-call]
+
+    def load_state(self, slot: int, checkpoint: int) -> None:
+        """Copies states of the prefix cache to a slot."""
+        self._states.load(self._cache, slot, checkpoint)
+        self._dispatch()
+
+    def read_state(self, checkpoint: int) -> bytes:
+        """The content of a checkpoint. Waits for the device."""
+        return self._states.read(checkpoint)
+
+    def write_state(self, checkpoint: int, content: bytes) -> None:
+        """Puts back what ``read_state`` gave, here or in another process with the same model."""
+        self._states.write(checkpoint, content)
+        mx.async_eval(*self._states.state())  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""
         mx.synchronize()
-        del self._model, self._cache, self._pool, self._steps, self._tokens, self._sampling
+        del self._model, self._cache, self._pool, self._states, self._steps, self._tokens, self._sampling
         gc.collect()  # compiled steps refer to themselves
         mx.clear_cache()
         mx.clear_streams()
 
     def _dispatch(self, *results: mx.array) -> None:
         """Starts computing. All state is among it: what nobody evaluates piles up, a buffer a step."""
-        state = [self._tokens, *self._cache.keys, *self._cache.values, *self._sampling.state()]
+        state = [self._tokens, *self._cache.arrays, *self._sampling.state()]
         mx.async_eval(*results, *state)  # type: ignore[no-untyped-call]
 
     def _set_tokens(self, slots: Sequence[int], tokens: mx.array) -> None:
         """Replaced, not written to: a step in flight is still to be read from the old array."""
         self._tokens = mx.put_along_axis(self._tokens, mx.array(list(slots)), tokens, axis=0)
 
-    def _places(self, positions: Sequence[int | None]) -> tuple[int, mx.array]:
-        """The attention window that covers ``positions``, and these as an array of a bucket's size."""
-        scratch = self.max_context - 1
-        at = [scratch if position is None else position for position in positions]
-        at += [scratch] * (self._bucket(len(at)) - len(at))
+    def _rows(self, positions: Sequence[int | None], idle_at: int | None = None, width: int = 1) -> StepRows:
+        """The rows of a step that writes ``width`` tokens from ``positions`` on, idle ones elsewhere."""
+        scratch = self.max_context - 1 if idle_at is None else idle_at
+        padded = [*positions, *[None] * (self._bucket(len(positions)) - len(positions))]
+        at = [scratch if position is None else position for position in padded]
+        lengths = [0 if position is None else 1 for position in padded]
         longest = max(position for position in positions if position is not None)
-        return self._cache.window(longest + 1), mx.array(at, dtype=mx.int32)
+        return StepRows(
+            window=self._cache.window(longest + width),
+            positions=mx.array(at, dtype=mx.int32),
+            lengths=mx.array(lengths, dtype=mx.int32),
+        )
 
     def _bucket(self, rows: int) -> int:
         bucket = 1
@@ -332,6 +371,12 @@ class MlxRunner:
         every = b"\xff" * (4 * words)
         joined = memoryview(b"".join(every if mask is None else mask for mask in masks))
         return mx.array(joined).view(mx.uint32).reshape(len(masks), words)  # type: ignore[arg-type]
+
+
+def _checkpoints(cache: KVCache, nbytes: int) -> int:
+    """How many states the prefix cache keeps: at most as many as blocks, in at most half of its bytes."""
+    state = state_bytes(cache)
+    return min(nbytes // (2 * state), nbytes // (state + block_bytes(cache))) if state else 0
 
 
 def _slots_of(rows: Sequence[PrefillRow]) -> slice | mx.array:

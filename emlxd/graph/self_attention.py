@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -44,7 +45,8 @@ class SelfAttention:
     window: int | None
     scoring: Scoring
 
-    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
+        keys, values = kept
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
         qk, v = mx.split(qkv, [self.heads + self.kv_heads], axis=2)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from emlxd.graph.recurrent_spec import Kept, RecurrentSpec
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -83,11 +85,15 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees."""
+    """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees.
+
+    ``recurrent`` stands in the place of attention.
+    """
 
     rope: RopeSpec | None
     window: int | None = None
     experts: ExpertsSpec | None = None
+    recurrent: RecurrentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +137,11 @@ class ModelSpec:
     position_scale: tuple[float, int] | None = None
     latent: LatentSpec | None = None
 
-    def cache_shape(self, slots: int, max_context: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of the two arrays that a layer keeps for its tokens: keys and values, or latents."""
+    def kept(self, layer: LayerSpec, max_context: int) -> tuple[Kept, ...]:
+        """What a layer keeps for a slot: keys and values, latents, or states."""
+        if layer.recurrent:
+            return layer.recurrent.states
         if latent := self.latent:
-            return (slots, 1, max_context, latent.rank), (slots, 1, max_context, latent.rope_dim)
-        shape = (slots, self.kv_heads, max_context, self.head_dim)
-        return shape, shape
+            return Kept((1, max_context, latent.rank)), Kept((1, max_context, latent.rope_dim))
+        tokens = Kept((self.kv_heads, max_context, self.head_dim))
+        return tokens, tokens

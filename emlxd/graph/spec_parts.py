@@ -21,7 +21,7 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
-_NORM_EPS: Final = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+_NORM_EPS: Final = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps")
 
 
 def common(c: Config) -> dict[str, Any]:

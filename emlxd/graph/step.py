@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from emlxd.graph.attention import Place
-from emlxd.graph.kv_cache import KVCache
+from emlxd.graph.kv_cache import KVCache, LayerArrays
 from emlxd.graph.sampling import Logprobs, Rows, SamplingMode, logprobs, sample
+from emlxd.graph.step_context import Advance
 from emlxd.graph.transformer import Transformer
 
 
@@ -29,6 +30,19 @@ class Sampled:
         return Sampled(arrays["tokens"], found, arrays.get("counts"))
 
 
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The slots 0..b-1 of a step: where each writes, and how many tokens it has, 1 or 0 (int32 [b])."""
+
+    window: int
+    positions: mx.array
+    lengths: mx.array
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[0]
+
+
 class DecodeSteps:
     """The parts of a decode step in every shape asked for so far, each traced once."""
 
@@ -41,28 +55,27 @@ class DecodeSteps:
     def step(
         self,
         mode: SamplingMode,
-        window: int,
+        rows: StepRows,
         tokens: mx.array,
-        positions: mx.array,
         slots: Rows,
         cache: KVCache,
     ) -> Sampled:
-        """Forward and sampling in one graph. tokens int32 [slots], positions int32 [b].
+        """Forward and sampling in one graph. tokens int32 [slots].
 
         The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
         each would be copied.
         """
-        key = ("step", mode, window, positions.shape[0])
-        run = self._build(key, lambda: _joined(self._model, mode, window))
-        sampled, cache.keys, cache.values = run(tokens, positions, dict(slots), cache.keys, cache.values)
+        run = self._build(
+            ("step", mode, rows.window, rows.count), lambda: _joined(self._model, mode, rows.window)
+        )
+        sampled, cache.layers = run(tokens, rows.positions, rows.lengths, dict(slots), cache.layers)
         return Sampled.of(sampled)
 
-    def forward(self, window: int, tokens: mx.array, positions: mx.array, cache: KVCache) -> mx.array:
+    def forward(self, rows: StepRows, tokens: mx.array, cache: KVCache) -> mx.array:
         """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
-        key = ("forward", window, positions.shape[0])
-        run = self._build(key, lambda: _forward(self._model, window))
+        run = self._build(("forward", rows.window, rows.count), lambda: _forward(self._model, rows.window))
         logits: mx.array
-        logits, cache.keys, cache.values = run(tokens, positions, cache.keys, cache.values)
+        logits, cache.layers = run(tokens, rows.positions, rows.lengths, cache.layers)
         return logits
 
     def sample(
@@ -75,10 +88,9 @@ class DecodeSteps:
     def verify(
         self,
         mode: SamplingMode,
-        window: int,
+        rows: StepRows,
         tokens: mx.array,
         drafts: mx.array,
-        positions: mx.array,
         slots: Rows,
         cache: KVCache,
     ) -> tuple[mx.array, mx.array]:
@@ -87,11 +99,9 @@ class DecodeSteps:
         Gives tokens int32 [slots] as ``step`` does, and int32 [b, width + 1]: what is sampled after the
         pending token and after each drafted one. They hold up to the first that differs from its draft.
         """
-        key = ("verify", mode, window, drafts.shape)
-        run = self._build(key, lambda: _verify(self._model, mode, window))
-        arrays, cache.keys, cache.values = run(
-            tokens, drafts, positions, dict(slots), cache.keys, cache.values
-        )
+        key = ("verify", mode, rows.window, drafts.shape)
+        run = self._build(key, lambda: _verify(self._model, mode, rows.window))
+        arrays, cache.layers = run(tokens, drafts, rows.positions, rows.lengths, dict(slots), cache.layers)
         return arrays["tokens"], arrays["sampled"]
 
     def _build(self, key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -110,23 +120,23 @@ def _joined(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
     forward, pick = _forward(model, window), _sample(mode)
 
     def step(
-        tokens: mx.array, positions: mx.array, slots: Rows, keys: list[mx.array], values: list[mx.array]
-    ) -> tuple[dict[str, mx.array], list[mx.array], list[mx.array]]:
-        logits, keys, values = forward(tokens, positions, keys, values)
-        return pick(logits, tokens, positions, slots), keys, values
+        tokens: mx.array, positions: mx.array, lengths: mx.array, slots: Rows, kept: LayerArrays
+    ) -> tuple[dict[str, mx.array], LayerArrays]:
+        logits, kept = forward(tokens, positions, lengths, kept)
+        return pick(logits, tokens, positions, slots), kept
 
     return step
 
 
 def _forward(model: Transformer, window: int) -> Callable[..., Any]:
     def forward(
-        tokens: mx.array, positions: mx.array, keys: list[mx.array], values: list[mx.array]
-    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+        tokens: mx.array, positions: mx.array, lengths: mx.array, kept: LayerArrays
+    ) -> tuple[mx.array, LayerArrays]:
         rows = positions.shape[0]
-        keys, values = list(keys), list(values)
-        place = Place(slice(0, rows), positions, 1, window)
-        hidden = model.forward(tokens[:rows, None], place, keys, values)
-        return model.logits(hidden[:, 0]), keys, values
+        kept = [list(layer) for layer in kept]
+        place = Place(slice(0, rows), positions, 1, window, lengths)
+        hidden = model.forward(tokens[:rows, None], place, kept)
+        return model.logits(hidden[:, 0]), kept
 
     return forward
 
@@ -152,16 +162,17 @@ def _verify(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
         tokens: mx.array,
         drafts: mx.array,
         positions: mx.array,
+        lengths: mx.array,
         slots: Rows,
-        keys: list[mx.array],
-        values: list[mx.array],
-    ) -> tuple[dict[str, mx.array], list[mx.array], list[mx.array]]:
+        kept: LayerArrays,
+    ) -> tuple[dict[str, mx.array], LayerArrays]:
         rows, width = drafts.shape
         length = width + 1
-        keys, values = list(keys), list(values)
+        kept = [list(layer) for layer in kept]
+        later: list[Advance] = []
         fed = mx.concatenate([tokens[:rows, None], mx.maximum(drafts, 0)], axis=1)
         place = Place(slice(0, rows), positions, length, window)
-        logits = model.logits(model.forward(fed, place, keys, values)).flatten(0, 1)
+        logits = model.logits(model.forward(fed, place, kept, later)).flatten(0, 1)
         spread = {
             name: array if name == "ends" else mx.repeat(array[:rows], length, axis=0)
             for name, array in slots.items()
@@ -169,7 +180,9 @@ def _verify(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
         sampled = sample(logits, place.positions.flatten(), spread, mode).reshape(rows, length)
         right = mx.cumprod((sampled[:, :-1] == drafts).astype(mx.int32), axis=1).sum(axis=1, keepdims=True)
         following = mx.take_along_axis(sampled, right, axis=1).squeeze(1)
+        for advance in later:
+            advance(lengths * (right.squeeze(1) + 1))
         arrays = {"tokens": mx.concatenate([following, tokens[rows:]]), "sampled": sampled}
-        return arrays, keys, values
+        return arrays, kept
 
     return verify

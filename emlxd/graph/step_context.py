@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from emlxd.graph.attention import Attention, Place, Scoring
 from emlxd.graph.rope import Rope, Rotate
 from emlxd.graph.spec import ModelSpec
 
+Run = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
+"""From a state [B, ...] before this step's tokens to their output [B, L, ...] and the state after the first
+``lengths`` of each row, int32 [B], or after all."""
+
+Advance = Callable[[mx.array], None]
+"""Takes a state over the first ``lengths`` tokens of each row."""
+
 
 class StepContext:
-    """Place, masks and rotations of one forward."""
+    """Place, masks and rotations of one forward; ``later`` as in ``Transformer.forward``."""
 
-    def __init__(self, spec: ModelSpec, place: Place, attention: Attention) -> None:
+    def __init__(
+        self, spec: ModelSpec, place: Place, attention: Attention, later: list[Advance] | None = None
+    ) -> None:
         self.place = place
+        self._later = later
         self._attention = attention
         self._masks: dict[int | None, mx.array] = {}
         self._rotations: dict[int, Rotate] = {}
@@ -38,6 +50,33 @@ class StepContext:
         if back not in self._masks:
             self._masks[back] = self._attention.mask(self.place, back)
         return self._attention(q, k, v, self._masks[back], scoring, bias)
+
+    def advance(self, state: mx.array, run: Run) -> mx.array:
+        """Takes a layer's ``state`` [slots, ...] over this step's tokens, and gives what ``run`` puts out.
+
+        A sequence begins with zeros, and a row without tokens keeps what it has, so that nobody has to
+        reset a slot or to keep others' steps off it.
+        """
+        kept = state[self.place.rows]
+        before = mx.where(_per_row(self.place.starts == 0, kept), mx.zeros((), kept.dtype), kept)
+
+        def write(after: mx.array, lengths: mx.array | None) -> None:
+            after = after.astype(kept.dtype)
+            if lengths is not None:
+                after = mx.where(_per_row(lengths > 0, kept), after, kept)
+            state[self.place.rows] = after
+
+        if self._later is None:
+            out, after = run(before, self.place.lengths)
+            write(after, self.place.lengths)
+            return out
+        self._later.append(lambda lengths: write(run(before, lengths)[1], lengths))
+        return run(before, None)[0]
+
+
+def _per_row(condition: mx.array, like: mx.array) -> mx.array:
+    """[B] -> [B, 1, ...], to choose between arrays like ``like``."""
+    return condition.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _query_scale(spec: ModelSpec, place: Place) -> mx.array | None:

@@ -55,6 +55,12 @@ class Taker:
         self.evaluate(weight.arrays())
         return weight
 
+    def kernel(self, stem: str, channels: int, width: int) -> mx.array:
+        """The weight [channels, width] of a convolution of each channel for itself, in either layout."""
+        name = f"{stem}.weight"
+        found = self._take(name, (channels, width, 1), self.dtype, (channels, 1, width))
+        return found.data.reshape(channels, width)
+
     def linear(self, stem: str, rows: int, columns: int, bias: bool = False) -> Linear:
         return Linear(self.matrix(stem, rows, columns), self.vector(f"{stem}.bias", rows) if bias else None)
 
@@ -86,12 +92,15 @@ class Taker:
         if names := self._checkpoint.leftovers():
             raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {_some(names)}")
 
-    def _take(self, name: str, shape: tuple[int, ...], dense: mx.Dtype | None) -> Weight:
+    def _take(
+        self, name: str, shape: tuple[int, ...], dense: mx.Dtype | None, *others: tuple[int, ...]
+    ) -> Weight:
+        """``others`` are shapes that it may have as well."""
         found = self._checkpoint.take(name, dense)
         if found is None:
             self._missing.append(self._checkpoint.stored_name(name))
             return Weight(mx.zeros(shape, self.dtype))
-        if found.shape != shape:
+        if found.shape not in (shape, *others):
             raise ModelFormatError(
                 f"{self._checkpoint.path}: the tensor '{self._checkpoint.stored_name(name)}' has the shape "
                 f"{found.shape}, expected {shape}"

@@ -1,4 +1,4 @@
-"""The decoder: tokens in, hidden states out, keys and values written into the cache on the way."""
+"""The decoder: tokens in, hidden states out, what the layers keep written on the way."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Protocol
 import mlx.core as mx
 
 from emlxd.graph.attention import Attention, Place
+from emlxd.graph.kv_cache import LayerArrays
 from emlxd.graph.layers import Embedding, Linear, Norm, arrays_in
 from emlxd.graph.spec import ModelSpec
-from emlxd.graph.step_context import StepContext
+from emlxd.graph.step_context import Advance, StepContext
 
 
 class Mixer(Protocol):
     """The part of a layer where tokens meet."""
 
-    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
-        """[B, L, D] -> [B, L, D]. Writes this step into the layer's ``keys`` and ``values``."""
+    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
+        """[B, L, D] -> [B, L, D]. Writes this step into what the layer keeps."""
 
 
 class FeedForward(Protocol):
@@ -41,9 +42,9 @@ class Layer:
     parallel: bool
     residual_scale: float
 
-    def __call__(self, x: mx.array, step: StepContext, keys: mx.array, values: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
         h = _normed(self.attention_in, x)
-        mixed = _normed(self.attention_out, self.mixer(h, step, keys, values))
+        mixed = _normed(self.attention_out, self.mixer(h, step, kept))
         if self.parallel:
             return x + self._scaled(mixed + self.feed_forward(h))
         x = x + self._scaled(mixed)
@@ -70,15 +71,19 @@ class Transformer:
     attention: Attention
 
     def forward(
-        self, tokens: mx.array, place: Place, keys: Sequence[mx.array], values: Sequence[mx.array]
+        self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None = None
     ) -> mx.array:
-        """tokens int32 [B, L] -> hidden states [B, L, D]. Writes this step into ``keys`` and ``values``."""
+        """tokens int32 [B, L] -> hidden states [B, L, D]. Writes this step into what the layers keep.
+
+        With ``later`` the states stay, for it is not known yet how many of the tokens are right: each of the
+        functions put there takes a state over the first ``lengths`` tokens.
+        """
         x = self.embedding(tokens)
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale
-        step = StepContext(self.spec, place, self.attention)
-        for layer, k, v in zip(self.layers, keys, values, strict=True):
-            x = layer(x, step, k, v)
+        step = StepContext(self.spec, place, self.attention, later)
+        for layer, arrays in zip(self.layers, kept, strict=True):
+            x = layer(x, step, arrays)
         return x
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The prefix cache on disk: blocks of K/V in files, which survive a restart. Nothing here is ever fatal."""
+"""The prefix cache on disk: K/V and states in files, which survive a restart. Nothing here is ever fatal."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class DiskCache:
     def nbytes(self) -> int:
         with self._lock:
             return sum(self._sizes.values())
+
+    def __contains__(self, key: bytes) -> bool:
+        with self._lock:
+            return key in self._sizes
 
     def get(self, key: bytes) -> bytes | None:
         """The block, if it is there and whole."""

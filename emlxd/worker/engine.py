@@ -7,60 +7,21 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final, Protocol
+from typing import Final
 
 from emlxd.core import Failed, TokenLogprob
 from emlxd.errors import EmlxdError, RequestTimedOut
-from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
+from emlxd.graph.batch import PrefillRow, StepOutput
 from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.meters import Meters
 from emlxd.worker.pacer import PrefillPacer
-from emlxd.worker.prefix_cache import PrefixCache, block_keys
+from emlxd.worker.prefix_reuse import PrefixReuse
+from emlxd.worker.runner import Pending, Runner
 from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
 UNLIMITED: Final = 1 << 30
-SPILLED_A_STEP: Final = 2  # blocks
-
-
-class Pending(Protocol):
-    """A step that runs on the device."""
-
-    def read(self) -> StepOutput:
-        """Waits for the step."""
-
-
-class Runner(Protocol):
-    """What the engine needs of the device. ``graph.runner.MlxRunner`` is the real one and explains it."""
-
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def block_bytes(self) -> int: ...
-    @property
-    def traces(self) -> int: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def cache_bytes(self) -> int: ...
-    @property
-    def prefix_cache_bytes(self) -> int: ...
-    def prefill(self, rows: Rows[PrefillRow]) -> Pending: ...
-    def decode(self, positions: Rows[int | None]) -> Pending: ...
-    def forward(self, positions: Rows[int | None]) -> None: ...
-    def sample(self, allowed: Rows[bytes | None]) -> Pending: ...
-    def verify(self, positions: Rows[int], drafts: Rows[Rows[int]], width: int) -> list[list[int]]: ...
-    def copy(self, source: int, target: int, tokens: int) -> None: ...
-    def move(self, source: int, target: int, tokens: int) -> None: ...
-    def release(self, slot: int) -> None: ...
-    def save_blocks(self, slot: int, first: int, blocks: Rows[int]) -> None: ...
-    def load_blocks(self, slot: int, blocks: Rows[int]) -> None: ...
-    def read_block(self, block: int) -> bytes: ...
-    def write_blocks(self, blocks: Rows[int], contents: Rows[bytes]) -> None: ...
-    def reset(self) -> None: ...
-    def out_of_memory(self, error: Exception) -> bool: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +58,17 @@ class Engine:
         self._now = now
         self._max_draft = max_draft
         self._timeout = timeout
-        self._disk = disk
-        self._unspilled: list[bytes] = []
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
         self._ended: list[Sequence] = []
         self._free_since = 0.0
-        self.prefixes = PrefixCache(runner.blocks)
+        self.prefixes = PrefixReuse(runner, disk)
         self.meters = Meters()
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle and not self._flights and not self._unspilled
+        return self._scheduler.idle and not self._flights and not self.prefixes.unspilled
 
     @property
     def running(self) -> int:
@@ -157,7 +116,7 @@ class Engine:
         self._receive(self._flights)
         self._flights, self._launched = self._launched, []
         self._free_slots()
-        self._spill()
+        self.prefixes.spill()
         self._mailbox.flush()
 
     def _end_late_requests(self) -> None:
@@ -222,7 +181,6 @@ class Engine:
         self._flights, self._launched = [], []
         self._runner.reset()
         self.prefixes.clear()
-        self._unspilled.clear()
         self._fail([sequence.request.id for sequence in failing], error)
         self._free_slots()
         self._mailbox.flush()
@@ -232,44 +190,26 @@ class Engine:
         for sequence in self._scheduler.admit():
             sequence.clock.admitted = sequence.clock.admitted or self._now()
             if sequence.leader is None:
-                self._reuse_blocks(sequence)
+                self._reuse(sequence)
         for sequence in self._scheduler.running:
             if sequence.leader and sequence.prefilled == 0 and not sequence.waits_for_leader:
                 self._reuse_leader(sequence, sequence.leader)
 
-    def _reuse_blocks(self, sequence: Sequence) -> None:
+    def _reuse(self, sequence: Sequence) -> None:
         """Copies what the prefix cache knows of the prompt, instead of computing it."""
-        if sequence.scores_prompt:
-            return
-        blocks = self.prefixes.match(sequence.context)
-        blocks += self._blocks_from_disk(sequence.context, len(blocks))
-        if blocks:
-            self._runner.load_blocks(sequence.slot, blocks)
-            sequence.prefilled = sequence.cached = len(blocks) * BLOCK_TOKENS
-
-    def _blocks_from_disk(self, tokens: Rows[int], known: int) -> list[int]:
-        """Brings blocks after the first ``known`` from the disk to the prefix cache."""
-        if self._disk is None:
-            return []
-        found: list[bytes] = []
-        for key in block_keys(tokens[:-1])[known:]:
-            if (block := self._disk.get(key)) is None or len(block) != self._runner.block_bytes:
-                break
-            found.append(block)
-        saving = self.prefixes.insert(tokens[: (known + len(found)) * BLOCK_TOKENS]) if found else None
-        if saving is None:
-            return []
-        self._runner.write_blocks(saving.blocks, found[: len(saving.blocks)])
-        return saving.blocks
+        if not sequence.scores_prompt:
+            self.prefixes.restore(sequence)
+        if self._runner.recurrent and sequence.leader is None and sequence.request.n > 1:
+            sequence.stops.add(sequence.lent)
 
     def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
         """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
-        known = len(sequence.request.prompt) - 1
-        if leader.running and known:
+        known = leader.lent
+        if leader.running and known and (leader.prefilled == known or not self._runner.recurrent):
             self._runner.copy(leader.slot, sequence.slot, known)
             sequence.prefilled = known
         else:
-            self._reuse_blocks(sequence)
+            self._reuse(sequence)
 
     def _launch_prefill(self) -> None:
         chunks = self._scheduler.prefill(self._pacer.tokens if self._scheduler.decoding else UNLIMITED)
@@ -278,9 +218,9 @@ class Engine:
         if not self._flights:
             self._free_since = self._now()
         pending = self._runner.prefill([_prefill_row(chunk) for chunk in chunks])
+        for chunk in chunks:
+            self.prefixes.keep_prompt(chunk.sequence)
         complete = [chunk.sequence for chunk in chunks if chunk.last]
-        for sequence in complete:
-            self._remember(sequence, sequence.context)
         self._launched.append(Flight(pending, [s for s in complete if s.request.max_tokens], chunks))
 
     def _launch_decode(self) -> None:
@@ -356,24 +296,8 @@ class Engine:
             self._mailbox.put(sequence.generation, piece)
         if reason:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
-            # The last token has no K/V yet: nobody asked the model what follows it.
-            self._remember(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
+            self.prefixes.keep_answer(sequence)
             self._end(sequence)
-
-    def _remember(self, sequence: Sequence, tokens: Rows[int]) -> None:
-        """Leaves the K/V of a sequence's ``tokens`` to the prefix cache."""
-        saving = self.prefixes.insert(tokens)
-        if saving:
-            self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
-            if self._disk:
-                self._unspilled += saving.keys
-
-    def _spill(self) -> None:
-        """Hands a few new blocks to the disk: reading one from the device takes a moment."""
-        some, self._unspilled = self._unspilled[:SPILLED_A_STEP], self._unspilled[SPILLED_A_STEP:]
-        for key in some:
-            if self._disk and (block := self.prefixes.where(key)) is not None:
-                self._disk.put(key, self._runner.read_block(block))
 
     def _fail(self, request_ids: Iterable[str], error: EmlxdError) -> None:
         for request_id in dict.fromkeys(request_ids):

@@ -15,9 +15,9 @@ from emlxd.core import ModelInfo, SamplingParams
 from emlxd.errors import ModelFormatError
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
-from emlxd.worker.engine import Runner
+from emlxd.worker.runner import Runner
 
-KV_FORMAT: Final = 1  # to be raised when blocks of the prefix cache come to lie otherwise
+KV_FORMAT: Final = 2  # to be raised when blocks of the prefix cache come to lie otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, tokens: Sequence[int]) -> list[int]:
-        """The blocks that ``tokens`` begin with. At least one token is left over, to be computed."""
+    def match(self, tokens: Sequence[int], most: int | None = None) -> list[int]:
+        """The blocks that ``tokens`` begin with, at most so many. One token is left over, to be computed."""
         self.query_tokens += len(tokens)
         found = []
-        for key in block_keys(tokens[:-1]):
+        for key in block_keys(tokens[:-1])[:most]:
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -84,6 +84,35 @@ class PrefixCache:
         if self._free:
             return self._free.pop()
         return self._blocks.popitem(last=False)[1]
+
+
+class Checkpoints:
+    """Which states are kept, and where; the least recently used one makes room."""
+
+    def __init__(self, room: int) -> None:
+        self._free = list(range(room))
+        self._places: OrderedDict[bytes, int] = OrderedDict()
+
+    def find(self, key: bytes) -> int | None:
+        """Where the state of a key is. Makes it recent."""
+        if key in self._places:
+            self._places.move_to_end(key)
+        return self._places.get(key)
+
+    def where(self, key: bytes) -> int | None:
+        """The same without making it recent."""
+        return self._places.get(key)
+
+    def add(self, key: bytes) -> int | None:
+        """A place for a state. None if it has one, or if there is no room at all."""
+        if self.find(key) is not None or not (self._free or self._places):
+            return None
+        self._places[key] = self._free.pop() if self._free else self._places.popitem(last=False)[1]
+        return self._places[key]
+
+    def clear(self) -> None:
+        self._free += self._places.values()
+        self._places.clear()
 
 
 def block_keys(tokens: Sequence[int]) -> list[bytes]:

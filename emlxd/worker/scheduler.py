@@ -79,7 +79,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         real = width = 0
         for sequence in self._unfilled():
-            count = min(sequence.prompt_left, budget)
+            count = min(sequence.piece_left, budget)
             padded = (len(chunks) + 1) * max(width, count)
             if chunks and (padded > budget or padded * 2 > (real + count) * 3):
                 break

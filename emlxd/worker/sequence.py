@@ -35,6 +35,8 @@ class Clock:
 class Sequence:
     """One of a request's answers with its place in the engine.
 
+    ``stops`` are where a piece of the context must end, because the state there is wanted.
+
     ``order`` is its number in the order of admission. ``context`` is what is prefilled: the prompt, and the
     answer so far if it starts again. ``prefilled`` counts tokens of it whose K/V is written, ``dispatched``
     sampled tokens that the device has or will have; ``answer`` holds those that the host has read. The last
@@ -55,6 +57,7 @@ class Sequence:
     context: tuple[int, ...] = ()
     prefilled: int = 0
     cached: int = 0
+    stops: set[int] = field(default_factory=set)
     dispatched: int = 0
     answer: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
@@ -70,6 +73,12 @@ class Sequence:
     @property
     def prompt_left(self) -> int:
         return len(self.context) - self.prefilled
+
+    @property
+    def piece_left(self) -> int:
+        """How many tokens there are up to the next stop, or up to the end."""
+        ends = (stop for stop in self.stops if stop > self.prefilled)
+        return min(ends, default=len(self.context)) - self.prefilled
 
     @property
     def decoding(self) -> bool:
@@ -94,8 +103,14 @@ class Sequence:
 
     @property
     def waits_for_leader(self) -> bool:
-        """The prompt is being prefilled for another answer to it, and can be copied when that is done."""
-        return self.leader is not None and self.leader.running and self.leader.prompt_left > 0
+        """The prompt is being prefilled for another answer to it, and will be there to be copied."""
+        leader = self.leader
+        return leader is not None and leader.running and leader.prefilled < leader.lent
+
+    @property
+    def lent(self) -> int:
+        """How many tokens of its prompt other answers to it copy."""
+        return len(self.request.prompt) - 1
 
     def begin(self) -> Begin:
         return Begin(self.sampling, self.request.prompt, tuple(self.answer), self.output.mask())

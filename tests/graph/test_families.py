@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,11 @@ from emlxd.graph.runner import MlxRunner
 from emlxd.graph.transformer import Transformer
 from tests.graph import tiny
 from tests.graph.test_parity import generate, oracle_greedy
-from tests.graph.tiny_families import CONFIGS, config_of
+from tests.graph.tiny_families import CONFIGS, oracle_of
 
 CONTEXT = 128
 PROMPT = [(7 * i * i + 3 * i) % 160 for i in range(70)]
 NEW_TOKENS = 32
-
-
-def oracle_of(family: str) -> tuple[Any, dict[str, Any]]:
-    """mlx-lm's model with random weights, and its config.json."""
-    config = config_of(family)
-    module = importlib.import_module(f"mlx_lm.models.{ {'mistral': 'llama'}.get(family, family) }")
-    mx.random.seed(1)
-    model = module.Model(module.ModelArgs.from_dict(config))
-    model.update(tiny.random_parameters(model))
-    mx.eval(model.parameters())
-    return model, config
 
 
 def close(a: mx.array, b: mx.array) -> bool:
@@ -64,17 +52,21 @@ def assert_prefill_agrees(model: Transformer, expected: mx.array) -> None:
 
     def logits(slots: Sequence[int], starts: Sequence[int], rows: Sequence[list[int]]) -> mx.array:
         length = max(len(row) for row in rows)
-        place = Place(mx.array(slots), mx.array(starts), length, CONTEXT)
+        lengths = mx.array([len(row) for row in rows])
+        place = Place(mx.array(slots), mx.array(starts), length, CONTEXT, lengths)
         tokens = mx.array([row + [0] * (length - len(row)) for row in rows])
-        return model.logits(model.forward(tokens, place, cache.keys, cache.values))
+        return model.logits(model.forward(tokens, place, cache.layers))
 
     assert close(logits([1], [0], [PROMPT])[0], expected)
-    for start in range(0, len(PROMPT), 24):
-        piece = PROMPT[start : start + 24]
-        assert close(logits([2], [start], [piece])[0], expected[start : start + 24])
+    for start in range(0, 40, 16):
+        piece = PROMPT[start : min(start + 16, 40)]
+        assert close(logits([2], [start], [piece])[0], expected[start : start + len(piece)])
     rows = logits([2, 0], [40, 0], [PROMPT[40:60], PROMPT[:9]])
     assert close(rows[0], expected[40:60])
     assert close(rows[1, :9], expected[:9])
+    rows = logits([2, 0], [60, 9], [PROMPT[60:], PROMPT[9:44]])
+    assert close(rows[0, :10], expected[60:])
+    assert close(rows[1], expected[9:44])
 
 
 def assert_decode_agrees(model: Transformer, oracle: Any) -> None:

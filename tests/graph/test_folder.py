@@ -45,7 +45,7 @@ def load(folder: Path, **options: Any) -> Transformer:
 def logits_of(model: Transformer) -> mx.array:
     cache = KVCache(model.spec, 1, 64, model.dtype)
     place = Place(slice(0, 1), mx.array([0]), len(PROMPT), 64)
-    return model.logits(model.forward(mx.array([PROMPT]), place, cache.keys, cache.values))[0]
+    return model.logits(model.forward(mx.array([PROMPT]), place, cache.layers))[0]
 
 
 def expected_of(oracle: Any) -> mx.array:

@@ -90,7 +90,7 @@ def test_logits_equal_the_oracle(tmp_path: Path, variant: str) -> None:
     for start in range(0, len(PROMPT), 40):
         piece = PROMPT[start : start + 40]
         place = Place(slice(1, 2), mx.array([start]), len(piece), 128)
-        hidden = model.forward(mx.array([piece]), place, cache.keys, cache.values)
+        hidden = model.forward(mx.array([piece]), place, cache.layers)
         assert mx.allclose(model.logits(hidden)[0], expected[start : start + 40], rtol=1e-4, atol=1e-4)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from tests.graph import tiny
 
 BASE: Final[dict[str, Any]] = {
     "hidden_size": 64,
@@ -108,6 +114,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     },
     "granite": GRANITE | {"tie_word_embeddings": True},
     "granitemoe": GRANITE | LOCAL_MOE,
+    "lfm2": {
+        "norm_eps": 1e-5,
+        "conv_bias": True,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 96,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
     "llama": {},
     "minicpm": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 32},
     "ministral3": {
@@ -145,6 +162,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     },
     "starcoder2": {"norm_epsilon": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": True},
 }
+
+
+def oracle_of(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """mlx-lm's model with random weights, and its config.json."""
+    config = config_of(family) | changes
+    module = importlib.import_module(f"mlx_lm.models.{ {'mistral': 'llama'}.get(family, family) }")
+    mx.random.seed(1)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    model.update(tiny.random_parameters(model))
+    mx.eval(model.parameters())
+    return model, config
 
 
 def config_of(family: str) -> dict[str, Any]:

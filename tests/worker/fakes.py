@@ -22,11 +22,28 @@ class FakePending:
 
 
 class FakeRunner:
-    """Keeps each slot's tokens as the cache would, so that a wrong slot or position cannot go unseen."""
+    """Keeps each slot's tokens as the cache would, so that a wrong slot or position cannot go unseen.
 
-    def __init__(self, slots: int, rule: Rule, *, max_context: int = 4096, blocks: int = 0) -> None:
+    With ``recurrent`` it also keeps what each slot's state stands for: a step must find the state of exactly
+    the tokens before it.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        rule: Rule,
+        *,
+        max_context: int = 4096,
+        blocks: int = 0,
+        recurrent: bool = False,
+        checkpoints: int = 0,
+    ) -> None:
         self.max_context = max_context
         self.blocks = blocks
+        self.recurrent = recurrent
+        self.checkpoints = checkpoints
+        self.state: list[list[int]] = [[] for _ in range(slots)]
+        self.kept_states: dict[int, list[int]] = {}
         self.saved: dict[int, list[int]] = {}
         self.copied: list[int] = []
         self.resets = 0
@@ -51,6 +68,7 @@ class FakeRunner:
             cache = self.cache[row.slot]
             assert row.start <= len(cache), "a prompt continues where it stopped"
             cache[row.start :] = row.tokens
+            self._advance(row.slot, row.start, row.tokens)
             if row.begin is not None:
                 assert (*row.begin.prompt, *row.begin.answer) == tuple(cache)
                 self.next[row.slot] = self._choose(cache, row.begin.allowed)
@@ -74,6 +92,7 @@ class FakeRunner:
             if position is not None:
                 assert position < self.max_context
                 self.cache[slot][position:] = [self.next[slot]]
+                self._advance(slot, position, [self.next[slot]])
                 assert len(self.cache[slot]) == position + 1, "K/V is written without a gap"
 
     def sample(self, allowed: Sequence[bytes | None]) -> FakePending:
@@ -102,19 +121,29 @@ class FakeRunner:
                     break
                 cache.append(guess)
                 tokens.append(self._rule(cache))
+            self._advance(slot, position, cache[position:])
             self.next[slot] = tokens[-1]
             found.append(tokens)
         return found
 
+    def _advance(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        if start == 0:
+            self.state[slot] = []
+        if self.recurrent:
+            assert self.state[slot] == self.cache[slot][:start], "a state is that of the tokens before"
+        self.state[slot] = [*self.state[slot], *tokens]
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         assert tokens <= len(self.cache[source])
         self.cache[target] = self.cache[source][:tokens]
+        self.state[target] = self.state[source]
         self.copied.append(tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         assert self._forwarded is None, "nobody moves between a forward pass and its sampling"
         assert tokens <= len(self.cache[source])
         self.cache[target] = self.cache[source][:tokens]
+        self.state[target] = self.state[source]
         self.next[target] = self.next[source]
 
     def release(self, slot: int) -> None:
@@ -138,7 +167,24 @@ class FakeRunner:
         for block, content in zip(blocks, contents, strict=True):
             self.saved[block] = list(array("i", content))
 
+    checkpoint_bytes = 4
+
+    def save_state(self, slot: int, checkpoint: int) -> None:
+        assert 0 <= checkpoint < self.checkpoints
+        self.kept_states[checkpoint] = self.state[slot]
+
+    def load_state(self, slot: int, checkpoint: int) -> None:
+        self.state[slot] = self.kept_states[checkpoint]
+
+    def read_state(self, checkpoint: int) -> bytes:
+        return array("i", [hash(tuple(self.kept_states[checkpoint])) & 0xFFFF]).tobytes()
+
+    def write_state(self, checkpoint: int, content: bytes) -> None:
+        raise NotImplementedError("no test brings states back from a disk to a fake")
+
     def reset(self) -> None:
+        self.state = [[] for _ in self.cache]
+        self.kept_states.clear()
         self.cache = [[] for _ in self.cache]
         self.saved.clear()
         self._forwarded = None

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from emlxd.core import Event, Failed, Finished, GenerateRequest, SamplingParams, TextPiece, TokenLogprob
 from emlxd.worker.disk_cache import DiskCache
-from emlxd.worker.engine import Engine, Runner
+from emlxd.worker.engine import Engine
 from emlxd.worker.pacer import PrefillPacer
+from emlxd.worker.runner import Runner
 from emlxd.worker.scheduler import Scheduler
 from emlxd.worker.sequence import Clock, Sequence
 from emlxd.worker.speculation import PromptLookup
@@ -180,6 +181,8 @@ class Harness(Drive):
         blocks: int = 0,
         max_draft: int = 0,
         timeout: float = 0.0,
+        recurrent: bool = False,
+        checkpoints: int = 0,
     ) -> None:
-        self.runner = FakeRunner(slots, rule, blocks=blocks)
+        self.runner = FakeRunner(slots, rule, blocks=blocks, recurrent=recurrent, checkpoints=checkpoints)
         super().__init__(self.runner, slots=slots, chunk=chunk, eos=eos, max_draft=max_draft, timeout=timeout)

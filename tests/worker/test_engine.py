@@ -159,6 +159,30 @@ def test_a_prompt_that_is_known_is_not_computed_again() -> None:
     assert listener.text.split() == [str(token) for token in answer([*prompt, 5], 20) if token != 0]
 
 
+def test_a_state_is_taken_up_at_the_end_of_a_prompt_and_where_prompts_have_parted() -> None:
+    harness = Harness(rule, chunk=1024, blocks=32, recurrent=True, checkpoints=8)
+    common, tails = [1 + number % 90 for number in range(200)], [[7] * 150, [8] * 150, [9] * 150]
+    cached, computed = [], []
+    for number, tail in enumerate([*tails, [*tails[2], 5]]):
+        harness.runner.prefills.clear()
+        listener = harness.submit(request(number, [*common, *tail]))
+        harness.run()
+        cached.append(listener.end.usage.cached_tokens)  # type: ignore[union-attr]
+        computed.append(harness.runner.prefills.copy())
+    # The second learns where the first had other text, the third gains by it, the fourth goes on from there.
+    assert cached == [0, 0, 192, 320]
+    assert computed == [[320, 30], [192, 128, 30], [128, 30], [31]]
+
+
+def test_answers_to_one_prompt_share_its_state_before_the_last_token() -> None:
+    harness = Harness(rule, slots=3, chunk=32, recurrent=True)
+    listener = harness.submit(request(1, range(1, 81), n=5))
+    harness.run()
+    tokens = [str(token) for token in answer(range(1, 81), 20) if token != 0]
+    assert [listener.text_of(index).split() for index in range(5)] == [tokens] * 5
+    assert harness.runner.copied == [79, 79]
+
+
 def test_a_prompt_is_scored_and_nothing_generated() -> None:
     harness = Harness(rule, chunk=16, blocks=8)
     prompt = list(range(1, 71))
@@ -282,10 +306,17 @@ def test_a_request_that_takes_too_long_is_ended_wherever_it_is() -> None:
     assert isinstance(quick.end, Finished)
 
 
+COMMON = [1 + number % 90 for number in range(160)]
+prompts = st.builds(
+    lambda shared, own: COMMON[:shared] + own,
+    st.sampled_from([0, 0, 64, 70, 128, 160]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=150),
+)
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 30),  # step of arrival
-        st.lists(st.integers(1, 9), min_size=1, max_size=150),  # prompt
+        prompts,
+        st.sampled_from([1, 1, 1, 2, 3]),  # answers
         st.integers(1, 30),  # max_tokens
         st.one_of(st.none(), st.integers(0, 40)),  # cancelled so many steps later
     ),
@@ -300,33 +331,43 @@ arrivals = st.lists(
     chunk=st.sampled_from([16, 33, 64]),
     blocks=st.sampled_from([0, 2, 16]),
     max_draft=st.sampled_from([0, 3]),
+    checkpoints=st.sampled_from([None, 0, 1, 4]),
 )
 def test_any_traffic_gives_everyone_their_own_answer(
-    arrivals: list[tuple[int, list[int], int, int | None]],
+    arrivals: list[tuple[int, list[int], int, int, int | None]],
     slots: int,
     chunk: int,
     blocks: int,
     max_draft: int,
+    checkpoints: int | None,
 ) -> None:
-    harness = Harness(rule, slots=slots, chunk=chunk, blocks=blocks, max_draft=max_draft)
+    """``checkpoints`` None is a model without a recurrent state."""
+    harness = Harness(
+        rule,
+        slots=slots,
+        chunk=chunk,
+        blocks=blocks,
+        max_draft=max_draft,
+        recurrent=checkpoints is not None,
+        checkpoints=checkpoints or 0,
+    )
     listeners = {}
     cancelled = set()
     step = 0
     while step <= 72 or not harness.engine.idle:
-        for number, (at, prompt, max_tokens, cancel_after) in enumerate(arrivals):
+        for number, (at, prompt, n, max_tokens, cancel_after) in enumerate(arrivals):
             if at == step:
-                listeners[number] = harness.submit(request(number, prompt, max_tokens))
+                listeners[number] = harness.submit(request(number, prompt, max_tokens, n=n))
             if cancel_after is not None and at + cancel_after == step and listeners[number].end is None:
                 harness.engine.cancel(f"r{number}")
                 cancelled.add(number)
         harness.step()
         step += 1
-    for number, (_, prompt, max_tokens, _) in enumerate(arrivals):
+    for number, (_, prompt, n, max_tokens, _) in enumerate(arrivals):
         tokens = [str(token) for token in answer(prompt, max_tokens) if token != 0]
-        if number in cancelled:
-            assert listeners[number].end is None
-            assert tokens[: len(listeners[number].text.split())] == listeners[number].text.split()
-        else:
-            assert isinstance(listeners[number].end, Finished)
-            assert listeners[number].text.split() == tokens
+        ends = sum(isinstance(event, Finished) for event in listeners[number].events)
+        assert number in cancelled or ends == n
+        for index in range(n):
+            got = listeners[number].text_of(index).split()
+            assert got == tokens if number not in cancelled else got == tokens[: len(got)]
     assert not harness.scheduler.running and not harness.scheduler.waiting

@@ -1,0 +1,153 @@
+"""What sequences take from the prefix cache and leave to it: its index, the runner's memory, and the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import Final
+
+from emlxd.graph.batch import BLOCK_TOKENS
+from emlxd.worker.disk_cache import DiskCache
+from emlxd.worker.prefix_cache import Checkpoints, PrefixCache, block_keys
+from emlxd.worker.runner import Runner
+from emlxd.worker.sequence import Sequence
+
+SPILLED_A_STEP: Final = 2  # blocks or states
+
+
+class PrefixReuse:
+    """K/V can be taken up at the end of any block; a recurrent state only where it was kept.
+
+    It is kept at the end of a prompt's last whole block, for prompts that go on from there, and where a
+    prompt parts from those before it, for others that begin alike. ``unspilled`` says whether blocks or
+    states wait to be handed to the disk.
+    """
+
+    def __init__(self, runner: Runner, disk: DiskCache | None = None) -> None:
+        self._runner = runner
+        self._disk = disk
+        self._blocks = PrefixCache(runner.blocks)
+        self._checkpoints = Checkpoints(runner.checkpoints)
+        self._unspilled: list[bytes] = []
+
+    @property
+    def query_tokens(self) -> int:
+        return self._blocks.query_tokens
+
+    @property
+    def hit_tokens(self) -> int:
+        return self._blocks.hit_tokens
+
+    @property
+    def unspilled(self) -> bool:
+        return bool(self._unspilled)
+
+    def clear(self) -> None:
+        """Forgets what was in the runner's memory."""
+        self._blocks.clear()
+        self._checkpoints.clear()
+        self._unspilled.clear()
+
+    def restore(self, sequence: Sequence) -> None:
+        """Copies what is known of a sequence's context to its slot, so that it need not be computed."""
+        tokens = sequence.context
+        keys = block_keys(tokens[:-1])
+        if self._runner.recurrent:
+            held = self._held(keys)
+            blocks = self._fetch(tokens, keys[: self._last_state(keys[:held])])
+            # A block that proves to be damaged on the disk cuts them short.
+            blocks = blocks[: self._last_state(keys[: len(blocks)])]
+            if self._runner.checkpoints:
+                sequence.stops = {count * BLOCK_TOKENS for count in (held, len(keys)) if count > len(blocks)}
+        else:
+            blocks = self._fetch(tokens, keys)
+        if not blocks:
+            return
+        self._runner.load_blocks(sequence.slot, blocks)
+        if (checkpoint := self._checkpoints.find(state_key(keys[len(blocks) - 1]))) is not None:
+            self._runner.load_state(sequence.slot, checkpoint)
+        sequence.prefilled = sequence.cached = len(blocks) * BLOCK_TOKENS
+
+    def keep_prompt(self, sequence: Sequence) -> None:
+        """Leaves what a chunk of prefill has brought: a state at its end, or the K/V of the whole prompt."""
+        done = sequence.prefilled
+        if self._runner.recurrent and done in sequence.stops and done % BLOCK_TOKENS == 0:
+            self._keep_state(sequence, block_keys(sequence.context[:done])[-1])
+        if not sequence.prompt_left:
+            self._keep_blocks(sequence, sequence.context)
+
+    def keep_answer(self, sequence: Sequence) -> None:
+        """Leaves the K/V of an answer, but for a recurrent model, whose state has gone past its blocks' ends.
+
+        The last token has no K/V yet: nobody asked the model what follows it.
+        """
+        if not self._runner.recurrent:
+            self._keep_blocks(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
+
+    def spill(self) -> None:
+        """Hands a few new blocks to the disk: reading one from the device takes a moment."""
+        some, self._unspilled = self._unspilled[:SPILLED_A_STEP], self._unspilled[SPILLED_A_STEP:]
+        for key in some:
+            if self._disk is None:
+                continue
+            if (block := self._blocks.where(key)) is not None:
+                self._disk.put(key, self._runner.read_block(block))
+            elif (checkpoint := self._checkpoints.where(key)) is not None:
+                self._disk.put(key, self._runner.read_state(checkpoint))
+
+    def _held(self, keys: Rows[bytes]) -> int:
+        """How many of the first blocks are in memory or on the disk."""
+        on_disk = self._disk or ()
+        missing = (n for n, key in enumerate(keys) if self._blocks.where(key) is None and key not in on_disk)
+        return next(missing, len(keys))
+
+    def _last_state(self, keys: Rows[bytes]) -> int:
+        """After how many of the blocks there is a state, in memory when this returns; 0 for none."""
+        return next((n for n in range(len(keys), 0, -1) if self._has_state(state_key(keys[n - 1]))), 0)
+
+    def _has_state(self, key: bytes) -> bool:
+        if self._checkpoints.find(key) is not None:
+            return True
+        content = self._disk.get(key) if self._disk else None
+        if content is None or len(content) != self._runner.checkpoint_bytes:
+            return False
+        if (checkpoint := self._checkpoints.add(key)) is None:
+            return False
+        self._runner.write_state(checkpoint, content)
+        return True
+
+    def _fetch(self, tokens: Rows[int], keys: Rows[bytes]) -> list[int]:
+        """The blocks of ``keys``, with which ``tokens`` begin: from memory, and after that from the disk."""
+        blocks = self._blocks.match(tokens, len(keys))
+        if self._disk is None:
+            return blocks
+        known, found = len(blocks), []
+        for key in keys[known:]:
+            if (block := self._disk.get(key)) is None or len(block) != self._runner.block_bytes:
+                break
+            found.append(block)
+        saving = self._blocks.insert(tokens[: (known + len(found)) * BLOCK_TOKENS]) if found else None
+        if saving is None:
+            return blocks
+        self._runner.write_blocks(saving.blocks, found[: len(saving.blocks)])
+        return blocks + saving.blocks
+
+    def _keep_blocks(self, sequence: Sequence, tokens: Rows[int]) -> None:
+        saving = self._blocks.insert(tokens)
+        if saving:
+            self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
+            self._note(saving.keys)
+
+    def _keep_state(self, sequence: Sequence, key: bytes) -> None:
+        checkpoint = self._checkpoints.add(state_key(key))
+        if checkpoint is not None:
+            self._runner.save_state(sequence.slot, checkpoint)
+            self._note([state_key(key)])
+
+    def _note(self, keys: Rows[bytes]) -> None:
+        if self._disk:
+            self._unspilled += keys
+
+
+def state_key(key: bytes) -> bytes:
+    """What the state at a block's end is known by, given the block's key."""
+    return key + b"state"
