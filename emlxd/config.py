@@ -400,12 +400,26 @@ ToolFormat = Literal[
 ]
 
 
+class AdapterSettings(Section):
+    """A LoRA adapter of a model."""
+
+    name: Annotated[
+        str,
+        _shaped(r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits and . _ -, with a letter or digit first"),
+    ] = Field(description="Requests call the adapted model `model:adapter`.")
+    source: Source = Field(description="Where the adapter's folder comes from, as a model's.")
+
+
 class ModelSettings(ModelDefaults):
     """One model of the registry."""
 
     name: ModelName = Field(description="What requests call the model.")
     aliases: tuple[ModelName, ...] = Field(default=(), description="Other names for the same model.")
     source: Source = Field(description="Where the model's files come from.")
+    adapters: tuple[AdapterSettings, ...] = Field(
+        default=(),
+        description="A list of LoRA adapters, each with a `name` and a `source`: [adapters.md](adapters.md).",
+    )
     kind: Literal["auto", "chat", "embedding", "rerank"] = Field(
         default="auto",
         description="What the model is for: writing, turning texts into vectors, or scoring pairs of texts. "
@@ -414,6 +428,17 @@ class ModelSettings(ModelDefaults):
     tool_format: ToolFormat | None = Field(
         default=None, description="How the model writes tool calls. Without it, its chat template tells."
     )
+
+    @model_validator(mode="after")
+    def _only_chat_models_are_adapted(self) -> Self:
+        if self.adapters and self.kind in ("embedding", "rerank"):
+            raise ValueError(f"adapters given with kind {self.kind}, expected them only for a chat model")
+        return self
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What requests call the model with each of its adapters."""
+        return tuple(f"{self.name}:{adapter.name}" for adapter in self.adapters)
 
     def with_defaults(self, defaults: ModelDefaults) -> ModelSettings:
         """This model with ``defaults`` where it sets nothing itself; ``sampling`` key by key."""

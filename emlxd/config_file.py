@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from emlxd.config import ModelSettings, ServerSettings, Settings
+from emlxd.config import ModelSettings, ServerSettings, Settings, Source
 from emlxd.errors import ConfigError
 
 Keys = tuple[str | int, ...]
@@ -229,7 +229,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(models: Any, report: Callable[[Keys, str], None]) -> None:
-    """Every name and alias must stand for one model."""
+    """Every name and alias must stand for one model, or for one with an adapter."""
     seen: dict[str, Keys] = {}
     for where, name in _names(models):
         if name in seen:
@@ -260,18 +260,26 @@ def _names(models: Any) -> Iterator[tuple[Keys, str]]:
         if isinstance(model.get("name"), str):
             yield ("models", index, "name"), model["name"]
     for index, model in entries:
-        aliases = model.get("aliases")
+        aliases, adapters = model.get("aliases"), model.get("adapters")
         for position, alias in enumerate(aliases if isinstance(aliases, list) else []):
             if isinstance(alias, str):
                 yield ("models", index, "aliases", position), alias
+        for position, adapter in enumerate(adapters if isinstance(adapters, list) else []):
+            if isinstance(adapter, dict) and isinstance(adapter.get("name"), str):
+                where = ("models", index, "adapters", position, "name")
+                yield where, f"{model.get('name')}:{adapter['name']}"
 
 
 def _anchor(model: ModelSettings, folder: Path) -> ModelSettings:
-    """The model with its ``path`` source made absolute."""
-    if model.source.path is None:
-        return model
-    path = _absolute(model.source.path, folder)
-    return model.model_copy(update={"source": model.source.model_copy(update={"path": path})})
+    """The model with its and its adapters' ``path`` sources made absolute."""
+
+    def anchored(source: Source) -> Source:
+        if source.path is None:
+            return source
+        return source.model_copy(update={"path": _absolute(source.path, folder)})
+
+    adapters = [a.model_copy(update={"source": anchored(a.source)}) for a in model.adapters]
+    return model.model_copy(update={"source": anchored(model.source), "adapters": tuple(adapters)})
 
 
 def _absolute(path: Path, folder: Path) -> Path:

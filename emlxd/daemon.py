@@ -25,7 +25,7 @@ from emlxd.reload.reloader import Reloader
 from emlxd.reload.watch import changes
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
-from emlxd.sources import fetch
+from emlxd.sources import fetch_model
 from emlxd.tracing import open_tracer
 from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate
@@ -108,10 +108,10 @@ def _make_registry(settings: Settings) -> Registry:
     gate = Gate()
 
     def worker_for(model: ModelSettings) -> AnyWorker:
-        return make_worker(model, fetch(model.source), gate)  # it was prepared, so its files are here
+        return make_worker(*fetch_model(model), gate)  # it was prepared, so its files are here
 
     async def prepare(model: ModelSettings) -> Needs:
-        return await aside(lambda: footprint.predict(model, fetch(model.source)))
+        return await aside(lambda: footprint.predict(*fetch_model(model)))
 
     residents = Residents(footprint.budget(settings.memory), worker_for, prepare)
     return Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)

@@ -11,17 +11,21 @@ from emlxd.graph import device_memory
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
 from emlxd.graph.measure_reader import measure_reader
-from emlxd.graph.open import quantization_of
+from emlxd.graph.open import adapter_folders, quantization_of
 from emlxd.graph.open_embedder import kind_of
 from emlxd.memory import ComputeForm, Needs, Sizes
 from emlxd.worker.packing import MAX_TOKENS
 
 
 def predict(settings: ModelSettings, path: Path) -> Needs:
-    """The bytes that the model at ``path`` will take. Reads headers alone. Raises ModelFormatError."""
+    """The bytes that the model at ``path`` will take; its adapters' sources are folders.
+
+    Reads headers alone. Raises ModelFormatError.
+    """
     quantize = quantization_of(settings)
     reads_only = kind_of(settings, path) != "chat"
-    facts = measure_reader(path, quantize) if reads_only else measure(path, quantize)
+    adapters = adapter_folders(settings)
+    facts = measure_reader(path, quantize) if reads_only else measure(path, quantize, adapters)
     here = current_device()
     form = ComputeForm(
         itemsize=here.dtype(settings.dtype).size,

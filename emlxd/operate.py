@@ -43,6 +43,7 @@ class Operator:
         status: dict[str, Any] = {
             "name": entry.name,
             "aliases": list(entry.aliases),
+            "adapters": list(entry.adapters),
             "state": entry.state,
             "error": entry.error.message if entry.error else None,
             "load": entry.settings.load,

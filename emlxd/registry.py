@@ -15,7 +15,7 @@ import structlog
 from emlxd.config import ModelSettings
 from emlxd.errors import EmlxdError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
 from emlxd.residency import Resident, Residents, UnloadReason
-from emlxd.worker.make import AnyWorker
+from emlxd.worker.adapted import Served, adapted
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +56,11 @@ class ModelEntry:
     @property
     def aliases(self) -> Sequence[str]:
         return self.settings.aliases
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the model with one of its adapters each."""
+        return self.settings.adapter_names
 
     @property
     def state(self) -> State:
@@ -109,10 +114,10 @@ class Registry:
     def set_entries(self, entries: Iterable[ModelEntry]) -> None:
         """Serve these and no others from now on."""
         self._entries = {entry.name: entry for entry in entries}
-        self._names = {name: e for e in self._entries.values() for name in (e.name, *e.aliases)}
+        self._names = {name: e for e in self._entries.values() for name in (e.name, *e.aliases, *e.adapters)}
 
     def find(self, name: str) -> ModelEntry:
-        """The model with this name or alias. Raises ModelNotFound."""
+        """The model with this name or alias, or with an adapter of this name. Raises ModelNotFound."""
         if name not in self._names:
             raise ModelNotFound(name)
         return self._names[name]
@@ -141,14 +146,14 @@ class Registry:
                 raise error if isinstance(error, UserError) else UserError(error.message)
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[AnyWorker]:
+    async def lease(self, name: str) -> AsyncIterator[Served]:
         """A worker that stays while the lease is held; the model is loaded if need be.
 
         Raises ModelNotFound, and Unavailable with the reason if it cannot be loaded now.
         """
         resident = await self._resident(name)
         with self.residents.lease(resident) as worker:
-            yield worker
+            yield adapted(worker, name)
 
     async def _resident(self, name: str) -> Resident:
         entry = self.find(name)

@@ -20,12 +20,12 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from emlxd.config import Source
+from emlxd.config import ModelSettings, Source
 from emlxd.errors import SourceError
 
 Progress = Callable[[str, int, int | None], None]
@@ -71,6 +71,33 @@ def fetch(source: Source, progress: Progress | None = None) -> Path:
         raise SourceError(f"{source.path} {what}, expected a .gguf file or a model folder")
     with _system_errors(source), _lock(source, report):
         return locate(source) or _download(source, report)
+
+
+def fetch_model(model: ModelSettings) -> tuple[ModelSettings, Path]:
+    """The model with its adapters as folders on this machine, and its own files. Raises SourceError."""
+    return _with_adapters(model, [fetch(adapter.source) for adapter in model.adapters]), fetch(model.source)
+
+
+def locate_model(model: ModelSettings) -> tuple[ModelSettings, Path] | None:
+    """The same, if all of it is here already."""
+    path, folders = locate(model.source), [locate(adapter.source) for adapter in model.adapters]
+    found = [folder for folder in folders if folder is not None]
+    if path is None or len(found) < len(folders):
+        return None
+    return _with_adapters(model, found), path
+
+
+def sources_of(model: ModelSettings) -> list[Source]:
+    """Where the model's files and those of its adapters come from."""
+    return [model.source, *(adapter.source for adapter in model.adapters)]
+
+
+def _with_adapters(model: ModelSettings, folders: Iterable[Path]) -> ModelSettings:
+    adapters = [
+        adapter.model_copy(update={"source": Source(path=folder)})
+        for adapter, folder in zip(model.adapters, folders, strict=True)
+    ]
+    return model.model_copy(update={"adapters": tuple(adapters)})
 
 
 def _download(source: Source, report: Progress) -> Path:
@@ -245,7 +272,8 @@ def _from_hf(source: Source, report: Progress) -> Path:
 
 def _checked_snapshot(source: Source, folder: Path, report: Progress) -> Path:
     if source.file is None:
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        described = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+        if not described or not any(folder.glob("*.safetensors")):
             raise SourceError(f"{source}: not a model, expected config.json and .safetensors files in it")
         return folder
     path = folder / source.file

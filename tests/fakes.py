@@ -236,25 +236,28 @@ class FakeEntry:
     aliases: tuple[str, ...] = ()
     created: int = 1_700_000_000
     state: str = "loaded"
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass
 class FakeRegistry:
-    """Serves ``worker`` under its name and under ``aliases``."""
+    """Serves ``worker`` under its name, under ``aliases`` and under the names of ``adapters``."""
 
     worker: FakeWorker = field(default_factory=FakeWorker)
     aliases: tuple[str, ...] = ("fake",)
+    adapters: tuple[str, ...] = ()
     ready: bool = True
     refusal: EmlxdError | None = None
     leased: int = 0
 
     @property
     def models(self) -> Sequence[FakeEntry]:
-        return (FakeEntry(self.worker.name, self.aliases, state="loaded" if self.ready else "loading"),)
+        state = "loaded" if self.ready else "loading"
+        return (FakeEntry(self.worker.name, self.aliases, state=state, adapters=self.adapters),)
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[FakeWorker]:
-        if name not in (self.worker.name, *self.aliases):
+        if name not in (self.worker.name, *self.aliases, *self.adapters):
             raise ModelNotFound(name)
         if self.refusal is not None:
             raise self.refusal

@@ -153,10 +153,12 @@ def test_relative_paths_start_at_the_file_and_the_tilde_is_home(write, monkeypat
         "models:\n"
         "  - {name: a, source: {path: m/x}}\n"
         "  - {name: b, source: {path: ~/x}}\n"
-        "  - {name: c, source: {path: /x}}\n"
+        "  - {name: c, source: {path: /x}, adapters: [{name: d, source: {path: y}}]}\n"
     )
-    paths = [str(model.source.path) for model in load(path, {}).models]
+    models = load(path, {}).models
+    paths = [str(model.source.path) for model in models]
     assert paths == [f"{tmp_path}/m/x", "/home/someone/x", "/x"]
+    assert str(models[2].adapters[0].source.path) == f"{tmp_path}/y"
 
 
 def test_anchors_and_merge_keys_work_and_own_keys_win(write):
@@ -255,6 +257,21 @@ MISTAKES = {
     "same name": (
         "models:\n  - {name: a, source: {path: a}}\n  - {name: a, source: {path: b}}\n",
         "config.yaml:3: models[1].name: 'a' is taken by models[0].name, expected each name and alias once",
+    ),
+    "adapter is another name": (
+        "models:\n"
+        "  - {name: a, source: {path: a}, adapters: [{name: x, source: {path: x}}]}\n"
+        "  - {name: 'a:x', source: {path: b}}\n",
+        "config.yaml:2: models[0].adapters[0].name: 'a:x' is taken by models[1].name, ",
+    ),
+    "adapter with a colon": (
+        "models:\n  - {name: a, source: {path: a}, adapters: [{name: 'x:y', source: {path: x}}]}\n",
+        "config.yaml:2: models[0].adapters[0].name: 'x:y' is malformed, ",
+    ),
+    "adapter of an embedding model": (
+        "models:\n"
+        "  - {name: a, kind: embedding, source: {path: a}, adapters: [{name: x, source: {path: x}}]}\n",
+        "config.yaml:2: models[0]: adapters given with kind embedding, expected them only for a chat model",
     ),
     "alias is a later name": (
         "models:\n  - {name: a, aliases: [b], source: {path: a}}\n  - {name: b, source: {path: b}}\n",

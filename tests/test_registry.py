@@ -50,6 +50,16 @@ async def test_an_alias_is_the_same_model() -> None:
         await use(registry, "y")
 
 
+async def test_a_name_with_an_adapter_is_its_model() -> None:
+    house = House()
+    adapter = {"name": "b", "source": {"path": "/b"}}
+    registry = house.registry(model("a", adapters=[adapter], **ON_DEMAND))
+    assert registry.find("a:b") is registry.find("a")
+    assert registry.find("a").adapters == ("a:b",)
+    with pytest.raises(ModelNotFound):
+        await use(registry, "a:c")
+
+
 async def test_forty_requests_at_once_load_a_model_once() -> None:
     house = House()
     house.gate.clear()

@@ -29,11 +29,16 @@ def routes(services: Services) -> Blueprint:
 
 
 def model_objects(registry: Registry) -> dict[str, dict[str, Any]]:
-    """Every name that ``model`` may have in a request, aliases too, with its object."""
-    return {
-        name: model_object(name, entry) for entry in registry.models for name in (entry.name, *entry.aliases)
-    }
+    """Every name that ``model`` may have in a request, with its object."""
+    return {name: model_object(name, entry) for entry in registry.models for name in names_of(entry)}
+
+
+def names_of(entry: ModelEntry) -> tuple[str, ...]:
+    """The model's name, its aliases, and its names with an adapter."""
+    return (entry.name, *entry.aliases, *entry.adapters)
 
 
 def model_object(name: str, entry: ModelEntry) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": entry.created, "owned_by": "emlxd"}
+    """OpenAI's; one with an adapter has its model as ``parent`` besides."""
+    shown = {"id": name, "object": "model", "created": entry.created, "owned_by": "emlxd"}
+    return shown | ({"parent": entry.name} if name in entry.adapters else {})

@@ -18,6 +18,7 @@ from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Events, Run, count_prompts, lease, submit
 from emlxd.api.logprobs import Json
+from emlxd.api.models import names_of
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
 from emlxd.api.prompts import chat_prompt, shaped, text_prompt
 from emlxd.api.render import json_response
@@ -96,11 +97,12 @@ def routes(services: Services) -> Blueprint:
     @blueprint.post("/api/show")
     async def show() -> Response:
         name = validate(ollama_schema.OllamaBody, await read_object(limit)).model
-        entry = dict(_named(registry))[_known(registry, name)]
+        known = _known(registry, name)
+        entry = dict(_named(registry))[known]
         if entry.state != "loaded":  # what a model is, only its files know
-            return json_response(_about(entry) | {"capabilities": [], "model_info": {}})
+            return json_response(_about(known, entry) | {"capabilities": [], "model_info": {}})
         worker, _ = await _leased(services, name)
-        return json_response(_about(entry, worker.info.architecture) | _abilities(worker))
+        return json_response(_about(known, entry, worker.info.architecture) | _abilities(worker))
 
     @blueprint.get("/api/version")
     async def version() -> Response:
@@ -131,7 +133,7 @@ async def _answer(renderer: OllamaRenderer, runs: Sequence[Run], *, stream: bool
 
 def _named(registry: Registry) -> Iterator[tuple[str, ModelEntry]]:
     for entry in registry.models:
-        for name in (entry.name, *entry.aliases):
+        for name in names_of(entry):
             yield name, entry
 
 
@@ -146,13 +148,14 @@ def _known(registry: Registry, name: str) -> str:
 
 def _model(name: str, entry: ModelEntry) -> Json:
     """The digest is the name's: files are not read for a list. Their size is not known here, so it is 0."""
-    digest = hashlib.sha256(entry.name.encode()).hexdigest()
-    return {"name": name, "model": name, "size": 0, "digest": digest} | _about(entry)
+    own = name if name in entry.adapters else entry.name
+    digest = hashlib.sha256(own.encode()).hexdigest()
+    return {"name": name, "model": name, "size": 0, "digest": digest} | _about(name, entry)
 
 
-def _about(entry: ModelEntry, family: str = "") -> Json:
+def _about(name: str, entry: ModelEntry, family: str = "") -> Json:
     details = {
-        "parent_model": "",
+        "parent_model": entry.name if name in entry.adapters else "",
         "format": "mlx",
         "family": family,
         "families": [family] if family else [],

@@ -28,6 +28,10 @@ def _object(**properties: Json) -> Json:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def _with_optional(described: Json, **properties: Json) -> Json:
+    return described | {"properties": described["properties"] | properties}
+
+
 def _list(items: Json) -> Json:
     return {"type": "array", "items": items}
 
@@ -100,7 +104,9 @@ RERANKED: Final = _object(
 TOKENS: Final = _object(
     count=COUNT, max_model_len=COUNT, tokens=_list(COUNT), token_strs=_nullable(_list(TEXT))
 )
-MODEL: Final = _object(id=TEXT, object=_const("model"), created=COUNT, owned_by=TEXT)
+MODEL: Final = _with_optional(
+    _object(id=TEXT, object=_const("model"), created=COUNT, owned_by=TEXT), parent=TEXT
+)
 RUNNING: Final = _object(
     id=TEXT,
     model=TEXT,

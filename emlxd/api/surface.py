@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 class Worker(Protocol):
-    """A loaded model. ``name`` is its name in the registry, never an alias."""
+    """A loaded model. ``name`` is its name in the registry or an adapter's, never an alias."""
 
     @property
     def name(self) -> str: ...
@@ -92,6 +92,10 @@ class ModelEntry(Protocol):
     def name(self) -> str: ...
     @property
     def aliases(self) -> Sequence[str]: ...
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the model with one of its adapters each."""
+
     @property
     def created(self) -> int: ...
     @property

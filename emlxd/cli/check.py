@@ -28,15 +28,15 @@ def check(
     Status 1 if something is wrong.
     """
     from emlxd.config_file import load
-    from emlxd.sources import locate
+    from emlxd.sources import locate_model
 
     path = find_config(config)
     settings = load(path)
     count = len(settings.models)
     typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
-    here = [(model, files) for model in settings.models if (files := locate(model.source))]
+    here = [found for model in settings.models if (found := locate_model(model))]
     for model in settings.models:
-        if model not in [found for found, _ in here]:
+        if model.name not in [found.name for found, _ in here]:
             typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
     if here:
         _print_memory(settings, here)
@@ -61,6 +61,8 @@ def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) ->
         needs = predict(model, files)
         parts = (needs.weights, needs.cache, needs.prefix_cache, needs.activations, needs.total)
         table.add_row(model.name, *map(format_bytes, parts))
+        for name in model.adapter_names:
+            table.add_row(f"  {name}", *[""] * 5)
         total += needs.total
         too_large += [model.name] if needs.total > limit else []
     table.add_row("all of them", "", "", "", "", format_bytes(total))

@@ -127,9 +127,9 @@ def _open_files() -> Finding:
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
-    from emlxd.sources import locate
+    from emlxd.sources import locate_model
 
-    missing = [model.name for model in settings.models if locate(model.source) is None]
+    missing = [model.name for model in settings.models if locate_model(model) is None]
     if missing:
         yield Finding("models", "note", f"not here yet: {', '.join(missing)}", "emlxd pull fetches them.")
     else:
@@ -139,13 +139,13 @@ def _models(settings: Settings) -> Iterator[Finding]:
 def _memory(settings: Settings) -> Finding:
     from emlxd.footprint import budget, predict
     from emlxd.memory import format_bytes
-    from emlxd.sources import locate
+    from emlxd.sources import locate_model
 
     limit, total, large = budget(settings.memory), 0, []
     for model in settings.models:
-        if files := locate(model.source):
+        if here := locate_model(model):
             try:
-                needed = predict(model, files).total
+                needed = predict(*here).total
             except UserError as error:
                 return Finding(
                     "memory", "bad", f"{model.name}: {error.message}", "Fetch or name other files."

@@ -16,7 +16,7 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     The models are those of the configuration; their state is the running daemon's.
     """
     from emlxd.cli.table import console, make_table
-    from emlxd.sources import locate
+    from emlxd.sources import locate_model
 
     settings = load_settings(config)
     states, remark = daemon_client(config, None).states()
@@ -24,8 +24,9 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         {
             "model": model.name,
             "aliases": list(model.aliases),
+            "adapters": list(model.adapter_names),
             "source": str(model.source),
-            "files": "here" if locate(model.source) else "missing",
+            "files": "here" if locate_model(model) else "missing",
             "state": states.get(model.name),
         }
         for model in settings.models
@@ -38,6 +39,8 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             table.add_row(
                 row["model"], ", ".join(row["aliases"]), row["source"], row["files"], row["state"] or "-"
             )
+            for name in row["adapters"]:
+                table.add_row(f"  {name}", "", "", "", "")
         console().print(table)
     if remark:
         typer.echo(remark, err=True)

@@ -34,7 +34,7 @@ def complete_model(incomplete: str) -> list[str]:
         settings = load_settings(None)
     except UserError:
         return []
-    names = [name for model in settings.models for name in (model.name, *model.aliases)]
+    names = [name for model in settings.models for name in _names(model)]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -74,10 +74,14 @@ def load_settings(given: Path | None) -> Settings:
     return load(find_config(given))
 
 
+def _names(model: ModelSettings) -> tuple[str, ...]:
+    return (model.name, *model.aliases, *model.adapter_names)
+
+
 def find_model(settings: Settings, name: str) -> ModelSettings:
     """The model with this name or alias. Raises UserError that lists the names."""
     for model in settings.models:
-        if name == model.name or name in model.aliases:
+        if name in _names(model):
             return model
     names = ", ".join(model.name for model in settings.models) or "none"
     raise UserError(f"No model is called '{name}'. The configuration has: {names}.")

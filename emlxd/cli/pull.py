@@ -14,26 +14,28 @@ if TYPE_CHECKING:
 
 
 def pull(model: ModelArgument = None, config: ConfigOption = None) -> None:
-    """Download a model of the configuration, or all of them."""
-    from emlxd.sources import locate
+    """Download a model of the configuration with its adapters, or all of them."""
+    from emlxd.sources import locate, sources_of
 
     settings = load_settings(config)
     wanted = settings.models if model is None else (find_model(settings, model),)
     fetch_missing(wanted)
     for each in wanted:
-        typer.echo(f"{each.name}: {locate(each.source)}")
+        for name, source in zip((each.name, *each.adapter_names), sources_of(each), strict=True):
+            typer.echo(f"{name}: {locate(source)}")
 
 
 def fetch_missing(models: Iterable[ModelSettings]) -> None:
     """Fetch what is not on this machine, with a progress bar. Raises SourceError."""
-    from emlxd.sources import fetch, locate
+    from emlxd.sources import fetch, locate, sources_of
 
-    missing = [model for model in models if locate(model.source) is None]
+    wanted = [(model.name, source) for model in models for source in sources_of(model)]
+    missing = [(name, source) for name, source in wanted if locate(source) is None]
     if not missing:
         return
     from emlxd.cli.progress import progress_bar
 
-    for model in missing:
-        typer.echo(f"Fetching {model.name} from {model.source} ...", err=True)
+    for name, source in missing:
+        typer.echo(f"Fetching {name} from {source} ...", err=True)
         with progress_bar() as report:
-            fetch(model.source, report)
+            fetch(source, report)

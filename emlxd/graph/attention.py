@@ -18,7 +18,8 @@ class Place:
 
     ``rows`` are the B slots, as a slice when they are neighbours; ``starts`` int32 [B] the position of each
     row's first token. Attention looks at the first ``window`` positions. ``lengths`` int32 [B]: how many of
-    a row's tokens there are, the others being padding; None for all.
+    a row's tokens there are, the others being padding; None for all. ``adapters`` int32 [B] as
+    ``delta.Chosen`` has them.
     """
 
     rows: slice | mx.array
@@ -26,6 +27,7 @@ class Place:
     length: int
     window: int
     lengths: mx.array | None = None
+    adapters: mx.array | None = None
 
     @property
     def positions(self) -> mx.array:

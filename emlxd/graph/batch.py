@@ -26,7 +26,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """A piece of a prompt: ``tokens`` go to ``slot`` from position ``start`` on.
+    """A piece of a prompt: ``tokens`` go to ``slot`` from position ``start`` on, with ``adapter`` or 0.
 
     The last piece has ``begin``, and the next token is sampled. ``targets`` asks for log-probabilities:
     they are the tokens that follow each of ``tokens``.
@@ -37,6 +37,7 @@ class PrefillRow:
     tokens: tuple[int, ...]
     begin: Begin | None = None
     targets: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

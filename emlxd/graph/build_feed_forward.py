@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from emlxd.graph.activations import Activation
-from emlxd.graph.layers import Linear, Mlp, Parallel, fuse
+from emlxd.graph.layers import Mlp, Parallel, fuse
 from emlxd.graph.moe import ExpertLinear, Experts, Moe
 from emlxd.graph.spec import ExpertsSpec, ModelSpec
 from emlxd.graph.taker import Taker
@@ -34,13 +34,13 @@ def _mlp(take: Taker, spec: ModelSpec, prefix: str, width: int, activation: Acti
 
 def _moe(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str, activation: Activation) -> Moe:
     count, hidden = experts.count, spec.hidden_size
-    router = take.matrix(f"{prefix}.router", count, hidden, quantize_dense=False)
+    router = take.linear(f"{prefix}.router", count, hidden, experts.router_bias, quantize_dense=False)
     shared = None
     if experts.shared_width:
         shared = _mlp(take, spec, f"{prefix}.shared_experts", experts.shared_width, activation)
     return Moe(
         spec=experts,
-        router=Linear(router, take.vector(f"{prefix}.router.bias", count) if experts.router_bias else None),
+        router=router,
         correction=(
             take.vector(f"{prefix}.router.e_score_correction_bias", count, dtype=mx.float32)
             if experts.correction

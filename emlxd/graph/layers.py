@@ -9,18 +9,25 @@ from typing import Any
 import mlx.core as mx
 
 from emlxd.graph.activations import Activation
+from emlxd.graph.delta import Delta, join_deltas
 from emlxd.graph.spec import NormSpec
 from emlxd.graph.weights import Weight, fuse_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + bias, with W [out, in] dense or quantised."""
+    """y = x W^T + bias, with W [out, in] dense or quantised, and what adapters add to it."""
 
     weight: Weight
     bias: mx.array | None = None
+    delta: Delta | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
+        y = self._plain(x)
+        added = self.delta(x) if self.delta else None
+        return y if added is None else y + added
+
+    def _plain(self, x: mx.array) -> mx.array:
         w = self.weight
         if (q := w.quantization) and w.scales is not None:
             y = mx.quantized_matmul(
@@ -53,7 +60,8 @@ def fuse(linears: Sequence[Linear]) -> Parallel:
     biases = [linear.bias for linear in linears if linear.bias is not None]
     if biases and len(biases) < len(linears):
         return Parallel(tuple(linears))
-    return Parallel((Linear(weight, mx.concatenate(biases) if biases else None),))
+    delta = join_deltas([part.delta for part in linears], [part.weight.shape[-2] for part in linears])
+    return Parallel((Linear(weight, mx.concatenate(biases) if biases else None, delta),))
 
 
 @dataclass(frozen=True, slots=True)

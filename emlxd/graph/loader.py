@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
+from emlxd.graph.adapters import open_adapters
 from emlxd.graph.build import build_layer
 from emlxd.graph.checkpoint import Checkpoint
+from emlxd.graph.delta import Chosen
 from emlxd.graph.device import Device
 from emlxd.graph.families import spec_of
 from emlxd.graph.layers import Embedding, Linear
@@ -25,18 +29,20 @@ def load_transformer(
     weights: str = "auto",
     quantize: Quantization | None = None,
     compile: bool = True,
+    adapters: Sequence[Path] = (),
     turn: AbstractContextManager[None] | None = None,
 ) -> Transformer:
     """Loads a model onto the device, in this thread: each layer within a ``turn``, so that others get theirs.
 
-    ``quantize`` is for the matrices that are stored dense. Raises ModelFormatError for missing, misshapen and
-    leftover tensors.
+    ``quantize`` is for the matrices that are stored dense; ``adapters`` are folders. Raises ModelFormatError
+    for missing, misshapen and leftover tensors.
     """
     turn = turn or nullcontext()
     spec = spec_of(checkpoint.config, str(checkpoint.path))
     compute = device.dtype(dtype)
     keep = device.keeps_quantized("keep" if quantize else weights)
-    take = Taker(checkpoint, compute, keep_quantized=keep, requantize=quantize)
+    adapted = open_adapters(adapters, spec, checkpoint.config, compute)
+    take = Taker(checkpoint, compute, keep_quantized=keep, requantize=quantize, adapters=adapted)
     with turn:
         embedding = Embedding(take.matrix("model.embed_tokens", spec.vocab_size, spec.hidden_size), compute)
         norm = take.norm("model.norm", spec.norm, spec.hidden_size)
@@ -51,6 +57,7 @@ def load_transformer(
         norm=norm,
         head=head,
         attention=device.attention(compute, compile=compile),
+        adapters=adapted.chosen if adapted else Chosen(),
     )
 
 
@@ -79,4 +86,6 @@ def _head(take: Taker, spec: ModelSpec, embedding: Embedding) -> Linear:
         if own:
             take.drop("lm_head.weight")
         return Linear(embedding.weight)
-    return take.linear("lm_head", spec.vocab_size, spec.hidden_size, spec.head_bias)
+    # Not take.linear: the head sees single tokens, not the rows that adapters are chosen for.
+    weight = take.matrix("lm_head", spec.vocab_size, spec.hidden_size)
+    return Linear(weight, take.vector("lm_head.bias", spec.vocab_size) if spec.head_bias else None)

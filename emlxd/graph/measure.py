@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from emlxd.graph.adapters import adapter_values
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
@@ -50,10 +51,10 @@ class ModelFacts:
     exact_values: int = 0
 
 
-def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
+def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence[Path] = ()) -> ModelFacts:
     """Reads the headers of a GGUF file or a model folder. Raises ModelFormatError.
 
-    ``quantize`` is what dense weights will become.
+    ``quantize`` is what dense weights will become; ``adapters`` are folders.
     """
     config = open_checkpoint(path).config
     spec = spec_of(config, str(path))
@@ -64,7 +65,7 @@ def measure(path: Path, quantize: Quantization | None = None) -> ModelFacts:
     mixer = max(_mixer_row(spec, layer) for layer in spec.layers)
     kept = [(math.prod(one.shape), one) for layer in spec.layers for one in spec.kept(layer, 1)]
     return ModelFacts(
-        tensors=tuple(tensors),
+        tensors=(*tensors, StoredTensor(adapter_values(adapters, spec))),
         cached_values=sum(values for values, one in kept if one.by_token),
         state_values=sum(values for values, one in kept if not one.by_token and not one.exact),
         exact_values=sum(values for values, one in kept if not one.by_token and one.exact),

@@ -24,7 +24,7 @@ def open_runner(
 ) -> MlxRunner:
     """Loads the model in this thread, which must be the one that runs it, in ``turn`` with others.
 
-    Raises ModelFormatError.
+    Its adapters' sources are folders. Raises ModelFormatError.
     """
     checkpoint = open_checkpoint(path)
     limit = spec_of(checkpoint.config, str(path)).max_position
@@ -41,6 +41,7 @@ def open_runner(
         weights=settings.weights,
         quantize=quantization_of(settings),
         compile=settings.compile,
+        adapters=adapter_folders(settings),
         turn=turn,
     )
     return MlxRunner(
@@ -51,6 +52,11 @@ def open_runner(
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
     )
+
+
+def adapter_folders(settings: ModelSettings) -> list[Path]:
+    """Where the adapters are, in the order of their numbers, from 1 on."""
+    return [adapter.source.path for adapter in settings.adapters if adapter.source.path]
 
 
 def quantization_of(settings: ModelSettings) -> Quantization | None:

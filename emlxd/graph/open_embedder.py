@@ -30,7 +30,15 @@ _UNUSED: Final = ("position_ids", "pooler.", "cls.", "lm_head.", "head.", "decod
 
 
 def kind_of(settings: ModelSettings, path: Path) -> Kind:
-    """What the model is for: what its entry says, or what its files are written for."""
+    """What the model is for. Raises ModelFormatError if it has adapters and is not for chat."""
+    kind = _kind_of(settings, path)
+    if settings.adapters and kind != "chat":
+        raise ModelFormatError(f"{path}: is for {kind}, expected a chat model where adapters are given")
+    return kind
+
+
+def _kind_of(settings: ModelSettings, path: Path) -> Kind:
+    """What its entry says, or what its files are written for."""
     if settings.kind != "auto":
         return settings.kind
     config = read_config(path)

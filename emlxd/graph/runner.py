@@ -10,6 +10,7 @@ from typing import Final, cast
 import mlx.core as mx
 
 from emlxd.core import TokenLogprob
+from emlxd.graph.adapters import SlotAdapters
 from emlxd.graph.attention import Place
 from emlxd.graph.batch import Begin, PrefillRow, StepOutput
 from emlxd.graph.block_pool import BlockPool, block_bytes
@@ -99,6 +100,7 @@ class MlxRunner:
         self._states = StatePool(self._cache, checkpoints)
         self._pool = BlockPool(self._cache, self._prefix_cache_bytes - self._states.nbytes)
         self._sampling = SlotSampling(self.slots, self.vocab_size, self._end_tokens)
+        self._adapters = SlotAdapters(self.slots)
         self._tokens = mx.zeros((self.slots,), mx.int32)
         self._forwarded: tuple[mx.array, mx.array] | None = None
 
@@ -149,12 +151,16 @@ class MlxRunner:
     def prefill(self, rows: Sequence[PrefillRow]) -> Pending:
         """Runs pieces of prompts side by side, padded to the longest. One token a row that has ``begin``."""
         length = max(len(row.tokens) for row in rows)
+        for row in rows:
+            self._adapters.set(row.slot, row.adapter)
+        adapters = [row.adapter for row in rows]
         place = Place(
             rows=_slots_of(rows),
             starts=mx.array([row.start for row in rows], dtype=mx.int32),
             length=length,
             window=self._cache.window(max(row.start for row in rows) + length),
             lengths=mx.array([len(row.tokens) for row in rows], dtype=mx.int32),
+            adapters=mx.array(adapters, dtype=mx.int32) if any(adapters) else None,
         )
         tokens = mx.array([[*row.tokens, *[0] * (length - len(row.tokens))] for row in rows], dtype=mx.int32)
         hidden = self._model.forward(tokens, place, self._cache.layers)
@@ -277,10 +283,12 @@ class MlxRunner:
         self._cache.copy(source, target, tokens)
         self._set_tokens([target], self._tokens[source : source + 1])
         self._sampling.move(source, target)
+        self._adapters.move(source, target)
 
     def release(self, slot: int) -> None:
         """The slot's sequence has ended."""
         self._sampling.release(slot)
+        self._adapters.set(slot, 0)
 
     def save_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copies a slot's tokens, from its block number ``first`` on, to the prefix cache's ``blocks``."""
@@ -333,6 +341,7 @@ class MlxRunner:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""
         mx.synchronize()
         del self._model, self._cache, self._pool, self._states, self._steps, self._tokens, self._sampling
+        del self._adapters
         gc.collect()  # compiled steps refer to themselves
         mx.clear_cache()
         mx.clear_streams()
@@ -357,6 +366,7 @@ class MlxRunner:
             window=self._cache.window(longest + width),
             positions=mx.array(at, dtype=mx.int32),
             lengths=mx.array(lengths, dtype=mx.int32),
+            adapters=self._adapters.rows(len(padded)),
         )
 
     def _bucket(self, rows: int) -> int:

@@ -32,15 +32,30 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The slots 0..b-1 of a step: where each writes, and how many tokens it has, 1 or 0 (int32 [b])."""
+    """The slots 0..b-1 of a step: where each writes, and how many tokens it has, 1 or 0 (int32 [b]).
+
+    ``adapters`` as in ``Place``.
+    """
 
     window: int
     positions: mx.array
     lengths: mx.array
+    adapters: mx.array | None = None
 
     @property
     def count(self) -> int:
         return self.positions.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """What a trace depends on."""
+        return self.window, self.count, self.adapters is not None
+
+    @property
+    def arrays(self) -> dict[str, mx.array]:
+        """The form in which they go into a compiled function."""
+        adapters = {} if self.adapters is None else {"adapters": self.adapters}
+        return {"positions": self.positions, "lengths": self.lengths} | adapters
 
 
 class DecodeSteps:
@@ -65,17 +80,15 @@ class DecodeSteps:
         The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
         each would be copied.
         """
-        run = self._build(
-            ("step", mode, rows.window, rows.count), lambda: _joined(self._model, mode, rows.window)
-        )
-        sampled, cache.layers = run(tokens, rows.positions, rows.lengths, dict(slots), cache.layers)
+        run = self._build(("step", mode, rows.shape), lambda: _joined(self._model, mode, rows.window))
+        sampled, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
         return Sampled.of(sampled)
 
     def forward(self, rows: StepRows, tokens: mx.array, cache: KVCache) -> mx.array:
         """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
-        run = self._build(("forward", rows.window, rows.count), lambda: _forward(self._model, rows.window))
+        run = self._build(("forward", rows.shape), lambda: _forward(self._model, rows.window))
         logits: mx.array
-        logits, cache.layers = run(tokens, rows.positions, rows.lengths, cache.layers)
+        logits, cache.layers = run(tokens, rows.arrays, cache.layers)
         return logits
 
     def sample(
@@ -99,9 +112,9 @@ class DecodeSteps:
         Gives tokens int32 [slots] as ``step`` does, and int32 [b, width + 1]: what is sampled after the
         pending token and after each drafted one. They hold up to the first that differs from its draft.
         """
-        key = ("verify", mode, rows.window, drafts.shape)
+        key = ("verify", mode, rows.shape, drafts.shape)
         run = self._build(key, lambda: _verify(self._model, mode, rows.window))
-        arrays, cache.layers = run(tokens, drafts, rows.positions, rows.lengths, dict(slots), cache.layers)
+        arrays, cache.layers = run(tokens, drafts, rows.arrays, dict(slots), cache.layers)
         return arrays["tokens"], arrays["sampled"]
 
     def _build(self, key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -120,22 +133,20 @@ def _joined(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
     forward, pick = _forward(model, window), _sample(mode)
 
     def step(
-        tokens: mx.array, positions: mx.array, lengths: mx.array, slots: Rows, kept: LayerArrays
+        tokens: mx.array, rows: Rows, slots: Rows, kept: LayerArrays
     ) -> tuple[dict[str, mx.array], LayerArrays]:
-        logits, kept = forward(tokens, positions, lengths, kept)
-        return pick(logits, tokens, positions, slots), kept
+        logits, kept = forward(tokens, rows, kept)
+        return pick(logits, tokens, rows["positions"], slots), kept
 
     return step
 
 
 def _forward(model: Transformer, window: int) -> Callable[..., Any]:
-    def forward(
-        tokens: mx.array, positions: mx.array, lengths: mx.array, kept: LayerArrays
-    ) -> tuple[mx.array, LayerArrays]:
-        rows = positions.shape[0]
+    def forward(tokens: mx.array, rows: Rows, kept: LayerArrays) -> tuple[mx.array, LayerArrays]:
+        count = rows["positions"].shape[0]
         kept = [list(layer) for layer in kept]
-        place = Place(slice(0, rows), positions, 1, window, lengths)
-        hidden = model.forward(tokens[:rows, None], place, kept)
+        place = Place(slice(0, count), rows["positions"], 1, window, rows["lengths"], rows.get("adapters"))
+        hidden = model.forward(tokens[:count, None], place, kept)
         return model.logits(hidden[:, 0]), kept
 
     return forward
@@ -159,30 +170,25 @@ def _sample(mode: SamplingMode) -> Callable[..., dict[str, mx.array]]:
 
 def _verify(model: Transformer, mode: SamplingMode, window: int) -> Callable[..., Any]:
     def verify(
-        tokens: mx.array,
-        drafts: mx.array,
-        positions: mx.array,
-        lengths: mx.array,
-        slots: Rows,
-        kept: LayerArrays,
+        tokens: mx.array, drafts: mx.array, rows: Rows, slots: Rows, kept: LayerArrays
     ) -> tuple[dict[str, mx.array], LayerArrays]:
-        rows, width = drafts.shape
+        count, width = drafts.shape
         length = width + 1
         kept = [list(layer) for layer in kept]
         later: list[Advance] = []
-        fed = mx.concatenate([tokens[:rows, None], mx.maximum(drafts, 0)], axis=1)
-        place = Place(slice(0, rows), positions, length, window)
+        fed = mx.concatenate([tokens[:count, None], mx.maximum(drafts, 0)], axis=1)
+        place = Place(slice(0, count), rows["positions"], length, window, None, rows.get("adapters"))
         logits = model.logits(model.forward(fed, place, kept, later)).flatten(0, 1)
         spread = {
-            name: array if name == "ends" else mx.repeat(array[:rows], length, axis=0)
+            name: array if name == "ends" else mx.repeat(array[:count], length, axis=0)
             for name, array in slots.items()
         }
-        sampled = sample(logits, place.positions.flatten(), spread, mode).reshape(rows, length)
+        sampled = sample(logits, place.positions.flatten(), spread, mode).reshape(count, length)
         right = mx.cumprod((sampled[:, :-1] == drafts).astype(mx.int32), axis=1).sum(axis=1, keepdims=True)
         following = mx.take_along_axis(sampled, right, axis=1).squeeze(1)
         for advance in later:
-            advance(lengths * (right.squeeze(1) + 1))
-        arrays = {"tokens": mx.concatenate([following, tokens[rows:]]), "sampled": sampled}
+            advance(rows["lengths"] * (right.squeeze(1) + 1))
+        arrays = {"tokens": mx.concatenate([following, tokens[count:]]), "sampled": sampled}
         return arrays, kept
 
     return verify

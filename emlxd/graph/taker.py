@@ -8,6 +8,8 @@ from typing import TypeVar
 import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
+from emlxd.graph.adapter_files import some
+from emlxd.graph.adapters import Adapters
 from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.layers import Linear, Norm, arrays_in
 from emlxd.graph.spec import NormSpec
@@ -29,8 +31,10 @@ class Taker:
         *,
         keep_quantized: bool,
         requantize: Quantization | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._adapters = adapters
         self.dtype = dtype
         self._keep_quantized = keep_quantized
         self._requantize = requantize
@@ -61,8 +65,15 @@ class Taker:
         found = self._take(name, (channels, width, 1), self.dtype, (channels, 1, width))
         return found.data.reshape(channels, width)
 
-    def linear(self, stem: str, rows: int, columns: int, bias: bool = False) -> Linear:
-        return Linear(self.matrix(stem, rows, columns), self.vector(f"{stem}.bias", rows) if bias else None)
+    def linear(
+        self, stem: str, rows: int, columns: int, bias: bool = False, *, quantize_dense: bool = True
+    ) -> Linear:
+        """A projection, with what adapters add to it."""
+        weight = self.matrix(stem, rows, columns, quantize_dense=quantize_dense)
+        vector = self.vector(f"{stem}.bias", rows) if bias else None
+        delta = self._adapters.delta(stem, (rows, columns)) if self._adapters else None
+        self.evaluate(arrays_in(delta))
+        return Linear(weight, vector, delta)
 
     def norm(self, stem: str, spec: NormSpec, *shape: int) -> Norm:
         weight = self.vector(f"{stem}.weight", *shape)
@@ -85,12 +96,14 @@ class Taker:
         return part
 
     def finish(self) -> None:
-        """Raises ModelFormatError naming the tensors that are missing or that nobody took."""
+        """Raises ModelFormatError naming what is missing or what nobody took, of adapters too."""
         path = self._checkpoint.path
         if self._missing:
-            raise ModelFormatError(f"{path}: lacks tensors of its architecture: {_some(self._missing)}")
+            raise ModelFormatError(f"{path}: lacks tensors of its architecture: {some(self._missing)}")
         if names := self._checkpoint.leftovers():
-            raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {_some(names)}")
+            raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {some(names)}")
+        if self._adapters:
+            self._adapters.finish()
 
     def _take(
         self, name: str, shape: tuple[int, ...], dense: mx.Dtype | None, *others: tuple[int, ...]
@@ -106,7 +119,3 @@ class Taker:
                 f"{found.shape}, expected {shape}"
             )
         return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

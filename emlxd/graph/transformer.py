@@ -9,6 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from emlxd.graph.attention import Attention, Place
+from emlxd.graph.delta import Chosen
 from emlxd.graph.kv_cache import LayerArrays
 from emlxd.graph.layers import Embedding, Linear, Norm, arrays_in
 from emlxd.graph.spec import ModelSpec
@@ -69,6 +70,7 @@ class Transformer:
     norm: Norm
     head: Linear
     attention: Attention
+    adapters: Chosen
 
     def forward(
         self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None = None
@@ -78,6 +80,7 @@ class Transformer:
         With ``later`` the states stay, for it is not known yet how many of the tokens are right: each of the
         functions put there takes a state over the first ``lengths`` tokens.
         """
+        self.adapters.rows = place.adapters
         x = self.embedding(tokens)
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale

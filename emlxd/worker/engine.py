@@ -335,4 +335,5 @@ def _prefill_row(chunk: Chunk) -> PrefillRow:
         tokens=sequence.context[start:end],
         begin=sequence.begin() if chunk.last and sequence.request.max_tokens else None,
         targets=sequence.context[start + 1 : end + 1] if sequence.scores_prompt else (),
+        adapter=sequence.adapter.number,
     )

@@ -16,6 +16,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.runner import Runner
+from emlxd.worker.sequence import Adapter
 
 KV_FORMAT: Final = 2  # to be raised when blocks of the prefix cache come to lie otherwise
 
@@ -25,7 +26,7 @@ class Model:
     """A loaded model: how it is run, and how its text is read and written.
 
     ``generation_config`` is what its own files say of sampling. ``fingerprint`` differs for whatever makes
-    its K/V differ.
+    its K/V differ. ``adapters`` by name.
     """
 
     info: ModelInfo
@@ -34,6 +35,7 @@ class Model:
     template: ChatTemplate | None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 def load_model(
@@ -59,6 +61,11 @@ def load_model(
         template=_template(tokenizer),
         generation_config=generation_config,
         fingerprint=_fingerprint(settings, path),
+        adapters={
+            adapter.name: Adapter(number, repr(_stats(adapter.source.path)).encode())
+            for number, adapter in enumerate(settings.adapters, 1)
+            if adapter.source.path
+        },
     )
 
 
@@ -69,10 +76,14 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
 
 
 def _fingerprint(settings: ModelSettings, path: Path) -> str:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
-    computed = (KV_FORMAT, settings.dtype, settings.weights, str(settings.quantize), stats)
+    computed = (KV_FORMAT, settings.dtype, settings.weights, str(settings.quantize), _stats(path))
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
+
+
+def _stats(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of the file, or of all in the folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -24,7 +24,8 @@ class Saving:
 class PrefixCache:
     """Least recently used blocks make room for new ones; a hit makes a block recent.
 
-    A block is known by a hash over its tokens and all before them, so equal hashes mean equal K/V.
+    A block is known by a hash over its tokens and all before them, so equal hashes mean equal K/V; whatever
+    else makes K/V differ for equal tokens, as an adapter does, is a ``seed`` of its own.
     ``query_tokens`` and ``hit_tokens`` count what was looked up and what was found.
     """
 
@@ -37,11 +38,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, tokens: Sequence[int], most: int | None = None) -> list[int]:
+    def match(self, tokens: Sequence[int], most: int | None = None, seed: bytes = b"") -> list[int]:
         """The blocks that ``tokens`` begin with, at most so many. One token is left over, to be computed."""
         self.query_tokens += len(tokens)
         found = []
-        for key in block_keys(tokens[:-1])[:most]:
+        for key in block_keys(tokens[:-1], seed)[:most]:
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -50,9 +51,9 @@ class PrefixCache:
         self.hit_tokens += len(found) * BLOCK_TOKENS
         return [block for _, block in found]
 
-    def insert(self, tokens: Sequence[int]) -> Saving | None:
+    def insert(self, tokens: Sequence[int], seed: bytes = b"") -> Saving | None:
         """Makes room for the whole blocks of ``tokens`` that are not there yet."""
-        keys = block_keys(tokens)
+        keys = block_keys(tokens, seed)
         known = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
         # The beginning must not be evicted for the sake of its own continuation.
         room = len(self._free) + len(self._blocks) - known
@@ -115,10 +116,10 @@ class Checkpoints:
         self._places.clear()
 
 
-def block_keys(tokens: Sequence[int]) -> list[bytes]:
-    """The hash chain: one key for each whole block."""
+def block_keys(tokens: Sequence[int], seed: bytes = b"") -> list[bytes]:
+    """The hash chain, which begins with ``seed``: one key for each whole block."""
     keys = []
-    key = b""
+    key = seed
     starts = range(0, len(tokens) + 1, BLOCK_TOKENS)
     for start, end in pairwise(starts):
         key = hashlib.blake2b(key + array("i", tokens[start:end]).tobytes(), digest_size=16).digest()

@@ -49,17 +49,16 @@ class PrefixReuse:
 
     def restore(self, sequence: Sequence) -> None:
         """Copies what is known of a sequence's context to its slot, so that it need not be computed."""
-        tokens = sequence.context
-        keys = block_keys(tokens[:-1])
+        keys = block_keys(sequence.context[:-1], sequence.adapter.seed)
         if self._runner.recurrent:
             held = self._held(keys)
-            blocks = self._fetch(tokens, keys[: self._last_state(keys[:held])])
+            blocks = self._fetch(sequence, keys[: self._last_state(keys[:held])])
             # A block that proves to be damaged on the disk cuts them short.
             blocks = blocks[: self._last_state(keys[: len(blocks)])]
             if self._runner.checkpoints:
                 sequence.stops = {count * BLOCK_TOKENS for count in (held, len(keys)) if count > len(blocks)}
         else:
-            blocks = self._fetch(tokens, keys)
+            blocks = self._fetch(sequence, keys)
         if not blocks:
             return
         self._runner.load_blocks(sequence.slot, blocks)
@@ -71,7 +70,7 @@ class PrefixReuse:
         """Leaves what a chunk of prefill has brought: a state at its end, or the K/V of the whole prompt."""
         done = sequence.prefilled
         if self._runner.recurrent and done in sequence.stops and done % BLOCK_TOKENS == 0:
-            self._keep_state(sequence, block_keys(sequence.context[:done])[-1])
+            self._keep_state(sequence, block_keys(sequence.context[:done], sequence.adapter.seed)[-1])
         if not sequence.prompt_left:
             self._keep_blocks(sequence, sequence.context)
 
@@ -115,9 +114,10 @@ class PrefixReuse:
         self._runner.write_state(checkpoint, content)
         return True
 
-    def _fetch(self, tokens: Rows[int], keys: Rows[bytes]) -> list[int]:
-        """The blocks of ``keys``, with which ``tokens`` begin: from memory, and after that from the disk."""
-        blocks = self._blocks.match(tokens, len(keys))
+    def _fetch(self, sequence: Sequence, keys: Rows[bytes]) -> list[int]:
+        """The blocks of ``keys``, with which its context begins: from memory, then from the disk."""
+        tokens, seed = sequence.context, sequence.adapter.seed
+        blocks = self._blocks.match(tokens, len(keys), seed)
         if self._disk is None:
             return blocks
         known, found = len(blocks), []
@@ -125,14 +125,15 @@ class PrefixReuse:
             if (block := self._disk.get(key)) is None or len(block) != self._runner.block_bytes:
                 break
             found.append(block)
-        saving = self._blocks.insert(tokens[: (known + len(found)) * BLOCK_TOKENS]) if found else None
+        whole = tokens[: (known + len(found)) * BLOCK_TOKENS]
+        saving = self._blocks.insert(whole, seed) if found else None
         if saving is None:
             return blocks
         self._runner.write_blocks(saving.blocks, found[: len(saving.blocks)])
         return blocks + saving.blocks
 
     def _keep_blocks(self, sequence: Sequence, tokens: Rows[int]) -> None:
-        saving = self._blocks.insert(tokens)
+        saving = self._blocks.insert(tokens, sequence.adapter.seed)
         if saving:
             self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
             self._note(saving.keys)

@@ -31,6 +31,14 @@ class Clock:
     last_token: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of a loaded model: its number there, 0 for none, and what tells its K/V from others'."""
+
+    number: int = 0
+    seed: bytes = b""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One of a request's answers with its place in the engine.
@@ -49,6 +57,7 @@ class Sequence:
     eos_ids: Set[int]
     sampling: SamplingParams
     index: int = 0
+    adapter: Adapter = Adapter()
     leader: Sequence | None = None
     lookup: PromptLookup | None = None
     clock: Clock = field(default_factory=Clock)

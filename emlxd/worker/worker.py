@@ -30,7 +30,7 @@ from emlxd.worker.load import Model, retuned
 from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Clock, Sequence
+from emlxd.worker.sequence import Adapter, Clock, Sequence
 from emlxd.worker.speculation import PromptLookup
 
 log = structlog.get_logger(__name__)
@@ -123,6 +123,11 @@ class Worker:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The model's adapters by their own names."""
+        return self._model.adapters
 
     @property
     def alive(self) -> bool:
@@ -251,6 +256,7 @@ class Worker:
             eos_ids=frozenset() if request.ignore_eos else self.tokenizer.eos_ids,
             sampling=replace(request.sampling, seed=seed),
             index=index,
+            adapter=self.adapters[request.adapter] if request.adapter else Adapter(),
             lookup=self._lookup(request),
             clock=Clock(time.monotonic()),
         )

@@ -10,7 +10,7 @@ import pytest
 
 from emlxd import sources
 from emlxd.errors import SourceError
-from tests.graph import tiny
+from tests.graph import tiny, tiny_adapters
 
 
 def test_version(emlxd):
@@ -93,6 +93,24 @@ def test_check_finds_a_damaged_model(emlxd, config):
     result = emlxd("check")
     assert result.exit_code == 1
     assert "small.gguf: the file is empty" in result.stderr
+
+
+def test_adapters_are_checked_listed_and_pulled_with_their_model(emlxd, config, tmp_path):
+    model, shape = tiny.make_llama()
+    tiny.save(tmp_path / "tiny", model, shape)
+    entry = "models: [{name: a, source: {path: tiny}, adapters: [{name: x, source: {path: x}}]}]"
+    config(entry)
+    assert "a: the files are not here yet" in emlxd("check").stderr
+    assert "missing" in emlxd("models").stdout
+    tiny_adapters.save_mlx(tmp_path / "x", model, seed=1)
+    rows = [line.split() for line in emlxd("check").stdout.splitlines()]
+    assert rows[2][:2] == ["a", "608.8"]
+    assert rows[3] == ["a:x"]
+    assert "  a:x" in emlxd("models").stdout
+    assert emlxd("pull", "a:x").stdout == f"a: {tmp_path / 'tiny'}\na:x: {tmp_path / 'x'}\n"
+    (tmp_path / "x" / "adapter_config.json").unlink()
+    broken = emlxd("check")
+    assert (broken.exit_code, "has no adapter_config.json" in broken.stderr) == (1, True)
 
 
 def test_pull_says_where_the_files_are(emlxd, config, tmp_path):

@@ -46,6 +46,7 @@ def test_each_kind_of_change() -> None:
 
 
 OTHER: dict[str, Any] = {
+    "adapters": ({"name": "x", "source": {"path": "/x"}},),
     "aliases": ("x",),
     "max_queue": 1,
     "stream_chunks": "token",

@@ -12,7 +12,7 @@ from emlxd.worker.engine import Engine
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.runner import Runner
 from emlxd.worker.scheduler import Scheduler
-from emlxd.worker.sequence import Clock, Sequence
+from emlxd.worker.sequence import Adapter, Clock, Sequence
 from emlxd.worker.speculation import PromptLookup
 from tests.worker.fakes import FakeRunner, Rule
 
@@ -124,7 +124,9 @@ class Drive:
         )
         self._eos = eos
 
-    def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> Listener:
+    def submit(
+        self, request: GenerateRequest, matcher: Matcher | None = None, adapter: Adapter | None = None
+    ) -> Listener:
         listener = Listener(request)
         answers = [
             Sequence(
@@ -134,6 +136,7 @@ class Drive:
                 self._eos,
                 _seeded(request, index),
                 index,
+                adapter or Adapter(),
                 clock=Clock(self.now),
             )
             for index in range(request.n)

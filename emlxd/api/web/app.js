@@ -69,7 +69,7 @@ function showHealth(state, text) {
 async function tick() {
   try {
     const status = await models.refresh();
-    chat.offer(status.models.map((model) => model.name));
+    chat.offer(status.models.flatMap((model) => [model.name, ...model.adapters]));
     const down = status.models.filter((model) => model.state === "failed").length;
     const loading = status.models.some((model) => model.state === "loading");
     showHealth(down ? "failed" : loading ? "loading" : "ready", down ? `${down} failed` : loading ? "loading" : "ready");

@@ -39,10 +39,12 @@ async function readStatus() {
     if (!(error instanceof Refused) || ![403, 404].includes(error.status)) throw error;
   }
   const ready = await getJson("/ready").catch(() => ({ models: {} }));
-  const models = Object.entries(ready.models).map(([name, state]) => ({ name, state, aliases: [] }));
-  if (models.length) return { operator: false, models };
-  const names = (await getJson("/v1/models")).data.map((model) => model.id);
-  return { operator: false, models: names.map((name) => ({ name, aliases: [] })) };
+  const served = (await getJson("/v1/models")).data;
+  const adapters = (name) => served.filter((model) => model.parent === name).map((model) => model.id);
+  const states = Object.entries(ready.models);
+  const found = states.length ? states : served.filter((model) => !model.parent).map((model) => [model.id]);
+  const models = found.map(([name, state]) => ({ name, state, aliases: [], adapters: adapters(name) }));
+  return { operator: false, models };
 }
 
 function showMemory(memory, models) {
@@ -135,7 +137,9 @@ class Card {
 function describe(model) {
   const words = { loaded: "Loaded", loading: "Loading", unloaded: "Not loaded", failed: "Failed" };
   const state = words[model.state] ?? model.state ?? "Configured";
-  return model.aliases.length ? `${state}, also called ${model.aliases.join(", ")}` : state;
+  const called = model.aliases.length ? `, also called ${model.aliases.join(", ")}` : "";
+  const adapters = model.adapters.length ? `; with adapters as ${model.adapters.join(", ")}` : "";
+  return state + called + adapters;
 }
 
 function svg(tag, attributes) {

@@ -11,7 +11,7 @@ const asked = {
 };
 
 const models = await client.models.list();
-assert.deepEqual(models.data.map((model) => model.id), ["smol", "org/smol"]);
+assert.deepEqual(models.data.map((model) => model.id), ["smol", "org/smol", "smol:odd"]);
 
 const whole = await client.chat.completions.create(asked);
 assert.equal(whole.usage.completion_tokens, 12);

@@ -52,7 +52,7 @@ def streamed(client: openai.OpenAI, **fields: Any) -> tuple[str, str | None]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["smol", "org/smol"]
+    assert [model.id for model in client.models.list()] == ["smol", "org/smol", "smol:odd"]
     assert client.models.retrieve("org/smol").id == "org/smol"
 
 

@@ -1,0 +1,189 @@
+"""Reads the folder of a LoRA adapter, as mlx-lm or as PEFT writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+
+from emlxd.errors import ModelFormatError
+from emlxd.graph.safetensors import open_safetensors
+
+Modules = Mapping[str, tuple[mx.array, mx.array]]
+"""A [in, r] and B [r, out], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``."""
+
+_MLX_NAME: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[ab])")
+_PEFT_NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.(default\.)?weight")
+_TEXT_MODEL: Final = re.compile(r"(?:language_model\.|model\.language_model\.)(?:model\.)?")
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+# What PEFT's configuration may ask for that is more than x A B, or changes the weights below.
+_PEFT_REFUSED: Final = (
+    *("use_dora", "use_qalora", "fan_in_fan_out", "lora_bias", "modules_to_save", "layer_replication"),
+    *("alora_invocation_tokens", "trainable_token_indices", "target_parameters"),
+)
+_PEFT_INITS: Final = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """An adapter that was read. Values are taken from the disk when they are evaluated."""
+
+    path: Path
+    modules: Modules
+
+
+def read_adapter(path: Path, layers: int) -> AdapterFile:
+    """The adapter in the folder ``path``, for a model of so many ``layers``. Raises ModelFormatError."""
+    config = _read_config(path)
+    if "peft_type" in config:
+        return AdapterFile(path, _read_peft(path, config))
+    if "lora_parameters" in config or "fine_tune_type" in config:
+        return AdapterFile(path, _read_mlx(path, config, layers))
+    raise _bad(path, "has neither lora_parameters, as mlx-lm writes, nor peft_type, as PEFT does")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "adapter_config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelFormatError(f"{path}: has no adapter_config.json, expected an adapter's folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path / 'adapter_config.json'}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelFormatError(f"{path / 'adapter_config.json'}: expected a JSON object")
+    return config
+
+
+def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
+    kind = config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise _bad(path, f"has fine_tune_type '{kind}', expected 'lora'; fuse others into the model")
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, dict):
+        raise _bad(path, "has no lora_parameters")
+    scale = _number(path, parameters, "scale")
+    rank = _number(path, parameters, "rank")
+    tensors = _tensors(path, "adapters.safetensors")
+    modules = _paired(path, tensors, _MLX_NAME, lambda module, r: scale)
+    first = layers - _layers_adapted(path, config, layers)
+    keys = parameters.get("keys")
+    for module, (a, _) in modules.items():
+        if a.shape[1] != rank:
+            raise _bad_module(path, module, f"has rank {a.shape[1]}, but lora_parameters say {rank:g}")
+        place = _LAYER.fullmatch(module)
+        chosen = place and int(place[1]) >= first and (keys is None or place[2] in keys)
+        if not chosen and module not in (keys or ()):
+            raise _bad_module(path, module, "is not among its num_layers and keys")
+    return modules
+
+
+def _layers_adapted(path: Path, config: Mapping[str, Any], layers: int) -> int:
+    """How many layers from the last on; mlx-lm takes 0 and less for all of them."""
+    count = int(_number(path, config, "num_layers"))
+    return min(count, layers) if count > 0 else layers
+
+
+def _read_peft(path: Path, config: Mapping[str, Any]) -> Modules:
+    if config["peft_type"] != "LORA":
+        raise _bad(path, f"has peft_type '{config['peft_type']}', expected 'LORA'")
+    if refused := [key for key in _PEFT_REFUSED if config.get(key)]:
+        raise _bad(path, f"sets {', '.join(refused)}, which emlxd does not compute")
+    if (bias := config.get("bias", "none")) != "none":
+        raise _bad(path, f"has bias '{bias}', expected 'none'")
+    if (init := config.get("init_lora_weights", True)) not in _PEFT_INITS:
+        raise _bad(path, f"has init_lora_weights '{init}', which changes the model's own weights")
+    ranks, alphas = (_pattern(path, config, key) for key in ("rank_pattern", "alpha_pattern"))
+    usual_rank, usual_alpha = _number(path, config, "r"), _number(path, config, "lora_alpha")
+
+    def scale(module: str, rank: int) -> float:
+        expected = ranks(module, usual_rank)
+        if rank != expected:
+            raise _bad_module(path, module, f"has rank {rank}, but adapter_config.json says {expected:g}")
+        return alphas(module, usual_alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+    if not (path / "adapter_model.safetensors").exists() and (path / "adapter_model.bin").exists():
+        raise _bad(path, "comes with adapter_model.bin, expected adapter_model.safetensors")
+    tensors = _tensors(path, "adapter_model.safetensors")
+    turned = {name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
+    return _paired(path, turned, _PEFT_NAME, scale)
+
+
+def _pattern(path: Path, config: Mapping[str, Any], key: str) -> Callable[[str, float], float]:
+    """A number for a module, from PEFT's map of name endings, which are regular expressions."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise _bad(path, f"has a {key} that is no object")
+    try:
+        found = [(re.compile(rf"(.*\.)?({end})"), _number(path, patterns, end)) for end in patterns]
+    except re.error as error:
+        raise _bad(path, f"has a bad {key}: {error}") from None
+
+    def value(module: str, usual: float) -> float:
+        return next((number for ending, number in found if ending.fullmatch(module)), usual)
+
+    return value
+
+
+def _tensors(path: Path, name: str) -> dict[str, mx.array]:
+    if not (path / name).is_file():
+        raise ModelFormatError(f"{path}: has no {name}, which its adapter_config.json is for")
+    return open_safetensors(path / name)
+
+
+def _paired(
+    path: Path,
+    tensors: Mapping[str, mx.array],
+    pattern: re.Pattern[str],
+    scale: Callable[[str, int], float],
+) -> Modules:
+    """A and B of each module, both as [in, r] and [r, out]; ``scale`` is told its name and rank."""
+    sides: dict[str, dict[str, mx.array]] = {}
+    for name, tensor in tensors.items():
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise _bad(path, f"comes with the tensor '{name}', which is no part of a LoRA", "the adapter")
+        sides.setdefault(_TEXT_MODEL.sub("model.", match["module"], 1), {})[match["side"].lower()] = tensor
+    return {module: _checked(path, module, found, scale) for module, found in sides.items()}
+
+
+def _checked(
+    path: Path, module: str, sides: Mapping[str, mx.array], scale: Callable[[str, int], float]
+) -> tuple[mx.array, mx.array]:
+    if len(sides) < 2:
+        raise _bad_module(path, module, f"has only its lora_{next(iter(sides))}, expected lora_a and lora_b")
+    a, b = sides["a"], sides["b"]
+    if not mx.issubdtype(a.dtype, mx.floating) or not mx.issubdtype(b.dtype, mx.floating):
+        raise _bad_module(path, module, f"is {a.dtype} and {b.dtype}, expected floating point")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or not a.shape[1]:
+        raise _bad_module(
+            path, module, f"has the shapes {a.shape} and {b.shape}, expected [in, r] and [r, out]"
+        )
+    return a, b.astype(mx.float32) * scale(module, a.shape[1])
+
+
+def _number(path: Path, values: Mapping[str, Any], key: str) -> float:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _bad(path, f"has {key} {value!r}, expected a number")
+    return value
+
+
+def _bad(path: Path, what: str, who: str = "adapter_config.json") -> ModelFormatError:
+    return ModelFormatError(f"{path}: {who} {what}")
+
+
+def _bad_module(path: Path, module: str, what: str) -> ModelFormatError:
+    return ModelFormatError(f"{path}: '{module}' {what}")
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of many names."""
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

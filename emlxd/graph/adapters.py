@@ -1,0 +1,112 @@
+"""The adapters of a model: which of its projections they change, and what each slot has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+
+from emlxd.errors import ModelFormatError
+from emlxd.graph.adapter_files import AdapterFile, read_adapter, some
+from emlxd.graph.delta import Chosen, Delta, stack_deltas
+from emlxd.graph.families import family_of
+from emlxd.graph.names import COMMON, Names, stored_stems
+from emlxd.graph.spec import ModelSpec
+
+# Projections of one input, which become one: what each adapter adds to them is as wide as all together.
+JOINED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Adapters:
+    """Hands out what adapters add to each projection, and knows in the end what nobody asked for."""
+
+    def __init__(self, files: Sequence[AdapterFile], names: Names, dtype: mx.Dtype) -> None:
+        self.chosen = Chosen()
+        self._files = files
+        self._names = names
+        self._dtype = dtype
+        self._left = [set(file.modules) for file in files]
+
+    def delta(self, stem: str, shape: tuple[int, int]) -> Delta | None:
+        """For the projection ``stem`` with a weight of ``shape`` [out, in]. Raises ModelFormatError."""
+        parts = [self._part(number, stem, shape) for number in range(len(self._files))]
+        if not any(parts):
+            return None
+        return stack_deltas(parts, shape, self._dtype, self.chosen)
+
+    def _part(self, number: int, stem: str, shape: tuple[int, int]) -> tuple[mx.array, mx.array] | None:
+        file, left = self._files[number], self._left[number]
+        name = next((name for name in stored_stems(stem, self._names) if name in left), None)
+        if name is None:
+            return None
+        left.discard(name)
+        a, b = file.modules[name]
+        if (b.shape[1], a.shape[0]) != shape:
+            raise ModelFormatError(
+                f"{file.path}: '{name}' is for a weight of {b.shape[1]} x {a.shape[0]}, "
+                f"but the model's is {shape[0]} x {shape[1]}"
+            )
+        return a, b
+
+    def finish(self) -> None:
+        """Raises ModelFormatError for modules that the model does not have or that cannot be adapted."""
+        for file, left in zip(self._files, self._left, strict=True):
+            if left:
+                raise ModelFormatError(
+                    f"{file.path}: adapts {some(left)}, expected projections that the model has, of its "
+                    "attention and of its feed-forward layers without experts"
+                )
+
+
+def open_adapters(
+    paths: Sequence[Path], spec: ModelSpec, config: Mapping[str, object], dtype: mx.Dtype
+) -> Adapters | None:
+    """The adapters in ``paths`` for the model with ``config``; None without any. Raises ModelFormatError."""
+    if not paths:
+        return None
+    files = [read_adapter(path, len(spec.layers)) for path in paths]
+    return Adapters(files, {**COMMON, **family_of(config, str(paths[0])).names}, dtype)
+
+
+def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
+    """How many numbers the adapters in ``paths`` take together. Reads headers. Raises ModelFormatError."""
+    ranks: dict[str, dict[str, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    for path in paths:
+        for module, (a, b) in read_adapter(path, len(spec.layers)).modules.items():
+            layer, _, name = module.rpartition(".")
+            joined = next((names for names in JOINED if name in names), (name,))
+            whole = f"{layer}.{joined}"
+            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[1])
+            out = b.shape[1] * len(joined)
+            if "q_proj" in joined:
+                out = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+            sizes[whole] = a.shape[0], out
+    return sum((len(paths) + 1) * sum(ranks[whole].values()) * sum(sizes[whole]) for whole in ranks)
+
+
+class SlotAdapters:
+    """The adapter of each slot's sequence, 0 for none."""
+
+    def __init__(self, slots: int) -> None:
+        self._of = [0] * slots
+        self._arrays: dict[int, mx.array] = {}
+
+    def set(self, slot: int, adapter: int) -> None:
+        if self._of[slot] != adapter:
+            self._of[slot] = adapter
+            self._arrays.clear()
+
+    def move(self, source: int, target: int) -> None:
+        self.set(target, self._of[source])
+        self.set(source, 0)
+
+    def rows(self, count: int) -> mx.array | None:
+        """int32 [count] for the first slots; None where none of them has one."""
+        if not any(self._of[:count]):
+            return None
+        if count not in self._arrays:
+            self._arrays[count] = mx.array(self._of[:count], dtype=mx.int32)
+        return self._arrays[count]

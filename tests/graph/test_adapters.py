@@ -1,0 +1,291 @@
+"""A model with adapters computes what mlx-lm computes with each of them, whoever shares the batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.tuner.utils import load_adapters
+
+from emlxd.config import AdapterSettings, ModelSettings, Source
+from emlxd.core import SamplingParams
+from emlxd.errors import ModelFormatError
+from emlxd.footprint import predict
+from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.open import open_runner
+from emlxd.graph.runner import MlxRunner
+from tests.graph import tiny, tiny_adapters
+from tests.graph.test_families import oracle_of
+from tests.graph.test_parity import PROMPT, oracle_greedy
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def settings(folder: Path, adapters: Sequence[Path], **changes: Any) -> ModelSettings:
+    entries = [
+        AdapterSettings(name=f"a{number}", source=Source(path=path)) for number, path in enumerate(adapters)
+    ]
+    return ModelSettings(
+        name="tiny", source=Source(path=folder), adapters=tuple(entries), slots=4, dtype="float32", **changes
+    )
+
+
+def generate(runner: MlxRunner, rows: Sequence[tuple[list[int], int]], count: int) -> list[list[int]]:
+    """Greedy tokens for prompts with the number of an adapter each: prefilled and decoded side by side."""
+    begun = [
+        PrefillRow(slot, 0, tuple(prompt), Begin(GREEDY, tuple(prompt)), adapter=adapter)
+        for slot, (prompt, adapter) in enumerate(rows)
+    ]
+    out = [[token] for token in runner.prefill(begun).read().tokens]
+    for step in range(count - 1):
+        tokens = runner.decode([len(prompt) + step for prompt, _ in rows]).read().tokens
+        for answer, token in zip(out, tokens, strict=True):
+            answer.append(token)
+    return out
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A model and three adapters of other ranks, layers and formats."""
+    folder = tmp_path_factory.mktemp("adapted")
+    model, config = tiny.make_llama()
+    base = tiny.save(folder / "base", model, config)
+
+    def adapter(name: str, **changes: Any) -> Path:
+        return tiny_adapters.save_mlx(folder / name, tiny.make_llama()[0], **changes)
+
+    first = adapter("first", seed=1)
+    second = adapter("second", seed=2, rank=7, layers=2, keys=["self_attn.k_proj", "mlp.up_proj"], scale=5.0)
+    third = tiny_adapters.as_peft(folder / "third", adapter("third-mlx", seed=3, keys=None))
+    return base, [first, second, third]
+
+
+def expected(adapter: Path | None, prompt: list[int], count: int) -> list[int]:
+    """What mlx-lm's own loading makes of the adapter. A PEFT folder lies beside the one it was made of."""
+    model, _ = tiny.make_llama()
+    if adapter:
+        source = adapter.with_name(f"{adapter.name}-mlx")
+        load_adapters(model, str(source if source.exists() else adapter))
+        model.eval()
+    return oracle_greedy(model, prompt, count)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_batch_of_adapters_gives_the_tokens_of_mlx_lm(
+    llama: tuple[Path, list[Path]], compile: bool
+) -> None:
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters, compile=compile))
+    prompts = [PROMPT[:50], PROMPT[5:20], PROMPT[30:90], PROMPT[2:40]]
+    rows = [(prompts[0], 0), (prompts[1], 1), (prompts[2], 2), (prompts[3], 3)]
+    answers = generate(runner, rows, 24)
+    for (prompt, number), answer in zip(rows, answers, strict=True):
+        assert answer == expected(adapters[number - 1] if number else None, prompt, 24)
+        assert generate(runner, [(prompt, number)], 24) == [answer]
+
+
+def test_each_adapter_says_something_else(llama: tuple[Path, list[Path]]) -> None:
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters))
+    answers = generate(runner, [(PROMPT[:20], number) for number in range(4)], 8)
+    assert len(set(map(tuple, answers))) == 4
+
+
+def test_an_adapter_moves_with_its_sequence_and_leaves_with_it(llama: tuple[Path, list[Path]]) -> None:
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters))
+    prompt = PROMPT[:20]
+    alone = generate(runner, [(prompt, 2)], 10)[0]
+    before = generate(runner, [(prompt, 0), (prompt, 1), (prompt, 2)], 5)
+    runner.move(2, 0, 24)
+    after = [runner.decode([24 + step]).read().tokens[0] for step in range(5)]
+    assert before[2] + after == alone
+    runner.release(0)
+    traces = runner.traces
+    assert generate(runner, [(prompt, 0)], 5)[0] == before[0]
+    generate(runner, [(prompt, 0)], 5)
+    assert runner.traces == traces + 1, "a step without adapters is one of a model without any"
+
+
+def test_drafts_are_checked_with_the_adapter(llama: tuple[Path, list[Path]]) -> None:
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters))
+    prompts = [(PROMPT[:20], 1), (PROMPT[:20], 0)]
+    answers = generate(runner, prompts, 9)
+    generate(runner, prompts, 1)
+    found = runner.verify([20, 20], [answer[1:9] for answer in answers], 8)
+    assert [tokens[:8] for tokens in found] == [answer[1:9] for answer in answers]
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen3_moe", "deepseek_v2", "starcoder2", "gemma3_text"])
+def test_adapters_of_other_families(tmp_path: Path, family: str) -> None:
+    """Fused, latent and narrow projections, and the router of a mixture of experts."""
+    keys = {
+        "phi3": ["self_attn.qkv_proj", "mlp.gate_up_proj"],
+        "qwen3_moe": ["self_attn.k_proj", "mlp.gate"],
+        "deepseek_v2": [
+            *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa"),
+            *("self_attn.o_proj", "mlp.shared_experts.up_proj"),
+        ],
+        "starcoder2": ["self_attn.v_proj", "mlp.c_fc", "mlp.c_proj"],
+        "gemma3_text": list(tiny_adapters.KEYS),
+    }[family]
+    oracle, config = oracle_of(family)
+    folder = tiny.save(tmp_path / "base", oracle, config)
+    adapter = tiny_adapters.save_mlx(tmp_path / "adapter", oracle, seed=1, keys=keys)
+    oracle = oracle_of(family)[0]
+    load_adapters(oracle, str(adapter))
+    oracle.eval()
+    prompt = PROMPT[:30]
+    prompt = [token % 160 for token in prompt]
+    runner = open_runner(folder, settings(folder, [adapter], max_context=128))
+    assert generate(runner, [(prompt, 1)], 12)[0] == oracle_greedy(oracle, prompt, 12)
+    assert generate(runner, [(prompt, 0)], 12)[0] == oracle_greedy(oracle_of(family)[0], prompt, 12)
+
+
+# PEFT's ways to scale
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({"lora_alpha": 12}, 3.0),
+        ({"lora_alpha": 12, "use_rslora": True}, 6.0),
+        ({"lora_alpha": 1, "alpha_pattern": {"q_proj|[kv]_proj": 12, r"mlp\..*": 12, "o_proj": 12}}, 3.0),
+    ],
+)
+def test_the_scale_of_peft(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+    model, base = tiny.make_llama()
+    folder = tiny.save(tmp_path / "base", model, base)
+    source = tiny_adapters.save_mlx(tmp_path / "mlx", model, seed=1, scale=scale)
+    adapter = tiny_adapters.as_peft(tmp_path / "peft", source, **config)
+    prompt = PROMPT[:30]
+    both = open_runner(folder, settings(folder, [source, adapter]))
+    same, other = generate(both, [(prompt, 1), (prompt, 2)], 12)
+    assert same == other
+
+
+def test_a_rank_of_its_own_for_a_module(tmp_path: Path) -> None:
+    model, base = tiny.make_llama()
+    folder = tiny.save(tmp_path / "base", model, base)
+    keys = ["self_attn.q_proj", "self_attn.v_proj"]
+    source = tiny_adapters.save_mlx(tmp_path / "mlx", model, seed=1, rank=3, keys=keys)
+    ranks = {"r": 16, "lora_alpha": 6, "rank_pattern": {"self_attn.[qv]_proj": 3}}
+    adapter = tiny_adapters.as_peft(tmp_path / "peft", source, **ranks)
+    runner = open_runner(folder, settings(folder, [source, adapter]))
+    same, other = generate(runner, [(PROMPT[:30], 1), (PROMPT[:30], 2)], 12)
+    assert same == other
+
+
+# What cannot be used is told
+
+
+def edit(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**config, **changes}
+
+
+def tensors(*names: str, shape: Sequence[int] = (64, 4)) -> dict[str, mx.array]:
+    return {f"model.layers.0.{name}": mx.ones(shape) for name in names}
+
+
+MLX = {"num_layers": 1, "lora_parameters": {"rank": 4, "scale": 1.0}}
+PEFT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+Q = "self_attn.q_proj"
+
+WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
+    "no format": ({}, {}, "neither lora_parameters"),
+    "no object": ([], {}, "expected a JSON object"),
+    "dora": (edit(MLX, fine_tune_type="dora"), {}, "fine_tune_type 'dora'"),
+    "full": ({"fine_tune_type": "full"}, {}, "fine_tune_type 'full'"),
+    "no scale": ({"num_layers": 1, "lora_parameters": {"rank": 4, "alpha": 1}}, {}, "scale None"),
+    "no rank": ({"num_layers": 1, "lora_parameters": {"scale": 1}}, {}, "rank None"),
+    "half": (MLX, tensors(f"{Q}.lora_a"), "only its lora_a"),
+    "misshapen": (MLX, tensors(f"{Q}.lora_a", f"{Q}.lora_b"), "expected .in, r."),
+    "other rank": (
+        edit(MLX, lora_parameters={"rank": 8, "scale": 1}),
+        tensors(f"{Q}.lora_a") | tensors(f"{Q}.lora_b", shape=(4, 64)),
+        "has rank 4, but lora_parameters say 8",
+    ),
+    "other size": (
+        edit(MLX, num_layers=3),
+        tensors(f"{Q}.lora_a", shape=(32, 4)) | tensors(f"{Q}.lora_b", shape=(4, 64)),
+        "weight of 64 x 32, but the model's is 64 x 64",
+    ),
+    "unknown module": (
+        edit(MLX, num_layers=3),
+        tensors("self_attn.z_proj.lora_a") | tensors("self_attn.z_proj.lora_b", shape=(4, 64)),
+        "adapts model.layers.0.self_attn.z_proj",
+    ),
+    "embedding": (
+        edit(MLX, lora_parameters={"rank": 4, "scale": 1, "keys": ["model.embed_tokens"]}),
+        {"model.embed_tokens.lora_a": mx.ones((320, 4)), "model.embed_tokens.lora_b": mx.ones((4, 64))},
+        "adapts model.embed_tokens",
+    ),
+    "layer outside of num_layers": (
+        MLX,
+        tensors(f"{Q}.lora_a") | tensors(f"{Q}.lora_b", shape=(4, 64)),
+        "not among its num_layers and keys",
+    ),
+    "integers": (
+        MLX,
+        {f"model.layers.2.{Q}.lora_{side}": mx.ones((64, 4), mx.int32) for side in "ab"},
+        "expected floating point",
+    ),
+    "other tensors": (MLX, tensors("self_attn.q_proj.weight"), "no part of a LoRA"),
+    "peft dora": (edit(PEFT, use_dora=True), {}, "sets use_dora"),
+    "peft saved modules": (edit(PEFT, modules_to_save=["lm_head"]), {}, "sets modules_to_save"),
+    "peft biases": (edit(PEFT, bias="all"), {}, "bias 'all'"),
+    "peft pissa": (edit(PEFT, init_lora_weights="pissa"), {}, "init_lora_weights 'pissa'"),
+    "peft of another kind": ({"peft_type": "IA3"}, {}, "peft_type 'IA3'"),
+    "peft alpha": (edit(PEFT, lora_alpha="8"), {}, "lora_alpha '8'"),
+    "peft pattern": (edit(PEFT, alpha_pattern={"(": 1}), {}, "bad alpha_pattern"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_adapter_is_refused(llama: tuple[Path, list[Path]], tmp_path: Path, what: str) -> None:
+    config, content, message = WRONG[what]
+    peft = isinstance(config, dict) and "peft_type" in config
+    tiny_adapters.write(
+        tmp_path, config, content, "adapter_model.safetensors" if peft else "adapters.safetensors"
+    )
+    with pytest.raises(ModelFormatError, match=message) as caught:
+        open_runner(llama[0], settings(llama[0], [tmp_path]))
+    assert str(tmp_path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter_config.json"),
+        (lambda folder: (folder / "adapters.safetensors").unlink(), "no adapters.safetensors"),
+        (lambda folder: (folder / "adapters.safetensors").write_bytes(b"\xff" * 9), "damaged or truncated"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_missing_and_damaged_files_are_told(
+    llama: tuple[Path, list[Path]], tmp_path: Path, prepare: Callable[[Path], None], message: str
+) -> None:
+    tiny_adapters.write(tmp_path, MLX, {})
+    prepare(tmp_path)
+    with pytest.raises(ModelFormatError, match=message):
+        open_runner(llama[0], settings(llama[0], [tmp_path]))
+
+
+def test_pickled_weights_are_not_read(llama: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT))
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(ModelFormatError, match=r"adapter_model\.bin, expected adapter_model\.safetensors"):
+        open_runner(llama[0], settings(llama[0], [tmp_path]))
+
+
+def test_adapters_are_counted(llama: tuple[Path, list[Path]]) -> None:
+    folder, adapters = llama
+    plain, adapted = settings(folder, []), settings(folder, adapters)
+    counted = predict(adapted, folder).weights - predict(plain, folder).weights
+    taken = open_runner(folder, adapted).weight_bytes - open_runner(folder, plain).weight_bytes
+    assert counted == taken > 0
