@@ -41,11 +41,7 @@ def _moe(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str, activa
     return Moe(
         spec=experts,
         router=router,
-        correction=(
-            take.vector(f"{prefix}.router.e_score_correction_bias", count, dtype=mx.float32)
-            if experts.correction
-            else None
-        ),
+        correction=_correction(take, experts, prefix),
         experts=Experts(
             gate_up=_gate_up(take, spec, experts, prefix),
             down=_projection(take, experts, prefix, "down_proj", hidden, experts.width),
@@ -54,6 +50,13 @@ def _moe(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str, activa
         shared=shared,
         shared_gate=take.linear(f"{prefix}.shared_expert_gate", 1, hidden) if experts.shared_gate else None,
     )
+
+
+def _correction(take: Taker, experts: ExpertsSpec, prefix: str) -> mx.array | None:
+    name = f"{prefix}.correction.e_score_correction_bias"
+    if experts.correction is False or (experts.correction is None and not take.has(name)):
+        return None
+    return take.vector(name, experts.count, dtype=mx.float32, row=True)
 
 
 def _gate_up(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str) -> tuple[ExpertLinear, ...]:

@@ -201,7 +201,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _use_bias,
         lambda c, i: {"experts": parts.ernie_experts(c, i)},
         defaults=_ERNIE,
-        names={"mlp.router.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
+        names={"mlp.correction": ("mlp.moe_statics", "mlp.gate.moe_statics")},
         ignored=("mtp_",),
     ),
     "exaone4": Family("EXAONE 4", lambda _: POST | _QK, _exaone4_layer),

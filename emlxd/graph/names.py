@@ -18,6 +18,7 @@ COMMON: Final[Names] = {
     "mlp_in": "post_attention_layernorm",
     "mlp_out": "post_feedforward_layernorm",
     "mlp.router": "mlp.gate",
+    "mlp.correction": "mlp.gate",
     "mlp.stacked": ("mlp.switch_mlp", "mlp.experts"),
 }
 SANDWICH: Final[Names] = {"mlp_in": "pre_feedforward_layernorm"}

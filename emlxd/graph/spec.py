@@ -59,10 +59,10 @@ class ExpertsSpec:
     ``scores``: how the router's logits become weights. ``softmax`` and ``sigmoid`` over all experts,
     ``softmax_chosen`` over the chosen ones alone, ``sparsemixer`` as Phi-MoE. ``normalize`` lets the chosen
     weights sum to 1, ``scale`` multiplies them. ``correction`` adds a stored bias when choosing, not when
-    weighing. With ``groups`` only the experts of the best ``top_groups`` may be chosen, a group being as good
-    as its best expert or its best two (``group_score``). ``shared_width`` is that of the expert which sees
-    every token; ``shared_gate`` weighs it. ``interleaved``: rows of the gate and the linear part alternate
-    where a checkpoint stores them as one.
+    weighing; None: if the checkpoint has one. With ``groups`` only the experts of the best ``top_groups`` may
+    be chosen, a group being as good as its best expert or its best two (``group_score``). ``shared_width`` is
+    that of the expert which sees every token; ``shared_gate`` weighs it. ``interleaved``: rows of the gate
+    and the linear part alternate where a checkpoint stores them as one.
     """
 
     count: int
@@ -71,7 +71,7 @@ class ExpertsSpec:
     scores: Scores
     normalize: bool = False
     scale: float = 1.0
-    correction: bool = False
+    correction: bool | None = False
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"

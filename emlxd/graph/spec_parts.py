@@ -194,6 +194,7 @@ def ernie_experts(c: Config, i: int) -> ExpertsSpec | None:
         width=width,
         scores="sigmoid" if c.get("moe_gate_act") == "sigmoid" else "softmax",
         normalize=True,
+        correction=None,  # mlx-lm's converter leaves it out
         shared_width=width * int(c.get("moe_num_shared_experts") or 0),
         bias=bool(c.get("use_bias", False)),
     )

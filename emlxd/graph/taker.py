@@ -43,11 +43,12 @@ class Taker:
     def has(self, name: str) -> bool:
         return self._checkpoint.has(name)
 
-    def vector(self, name: str, *shape: int, dtype: mx.Dtype | None = None) -> mx.array:
-        """A small dense tensor."""
-        found = self._take(name, shape, dtype or self.dtype)
-        self.evaluate([found.data])
-        return found.data
+    def vector(self, name: str, *shape: int, dtype: mx.Dtype | None = None, row: bool = False) -> mx.array:
+        """A small dense tensor; as a ``row`` it may also be stored as [1, ...]."""
+        found = self._take(name, shape, dtype or self.dtype, *([(1, *shape)] if row else []))
+        data = found.data.reshape(shape)
+        self.evaluate([data])
+        return data
 
     def matrix(self, stem: str, *shape: int, quantize_dense: bool = True) -> Weight:
         """The weight [..., rows, columns] of a projection or a table."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import ernie4_5_moe
 
 from emlxd.graph.attention import Place
 from emlxd.graph.checkpoint import open_checkpoint
@@ -29,6 +30,36 @@ NEW_TOKENS = 32
 def close(a: mx.array, b: mx.array) -> bool:
     scale = float(mx.abs(b).max())
     return float(mx.abs(a - b).max()) <= 2e-5 * max(scale, 1.0)
+
+
+class Corrected(ernie4_5_moe.Ernie4_5_MoeMLP):  # type: ignore[misc]
+    """ERNIE's experts with the bias that mlx-lm leaves out, as in transformers' Ernie4_5_MoeTopKRouter."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        scores = mx.softmax(self.gate(x).astype(mx.float32), axis=-1)
+        chosen = mx.argsort(-(scores + self.bias.squeeze()), axis=-1)[..., : self.k]
+        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        weights = weights / mx.maximum(weights.sum(axis=-1, keepdims=True), 1e-12)
+        return (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2) + self.shared_experts(x)
+
+
+@pytest.mark.parametrize("module", ["mlp.moe_statics", "mlp.gate.moe_statics"])
+def test_ernie_chooses_experts_with_their_correction(tmp_path: Path, module: str) -> None:
+    oracle, config = oracle_of("ernie4_5_moe")
+    plain = oracle(mx.array([PROMPT]))[0]
+    biases = {}
+    for number, layer in enumerate(oracle.layers):
+        if hasattr(layer.mlp, "switch_mlp"):
+            bias = mx.random.normal((1, 6)) * 0.3
+            biases[f"model.layers.{number}.{module}.e_score_correction_bias"] = bias
+    folder = tiny.save(tmp_path, oracle, config, **biases)
+    for number, layer in enumerate(oracle.layers):
+        if (bias := biases.get(f"model.layers.{number}.{module}.e_score_correction_bias")) is not None:
+            layer.mlp.__class__, layer.mlp.bias = Corrected, bias
+    expected = oracle(mx.array([PROMPT]))[0]
+    model = load_transformer(open_checkpoint(folder), Device("cpu"), max_context=CONTEXT, dtype="float32")
+    assert_prefill_agrees(model, expected)
+    assert not close(plain, expected)
 
 
 def test_every_family_has_a_row() -> None:
