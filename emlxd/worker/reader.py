@@ -242,7 +242,8 @@ class ReaderWorker:
             for job in self._jobs:
                 job.fail(Unavailable(f"The model '{self.name}' is shutting down."))
             self._jobs = []
-            runner.close()
+            with self._gate:  # MLX locks up when models are freed while others compile or are freed
+                runner.close()
 
     def _read_inbox(self) -> bool:
         """Takes all requests, waiting for one if there is nothing to compute. False when it is time to go."""

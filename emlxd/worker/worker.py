@@ -310,7 +310,8 @@ class Worker:
         try:
             self._serve(self._engine)
         finally:
-            model.runner.close()
+            with self._gate:  # MLX locks up when models are freed while others compile or are freed
+                model.runner.close()
             if disk:
                 disk.close()
 

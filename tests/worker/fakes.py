@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from emlxd.core import TokenLogprob
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
@@ -206,3 +208,15 @@ class FakeRunner:
         if self.fail_next:
             error, self.fail_next = self.fail_next, None
             raise error
+
+
+async def assert_freed_in_turn(worker: Any, runner: Any) -> None:
+    """Closes ``worker`` during another's turn at the device: its model stays until that is over."""
+    with worker._gate:
+        closing = asyncio.create_task(worker.close())
+        while not worker._gate.waiting:
+            assert not closing.done()
+            await asyncio.sleep(0)
+        assert not runner.closed
+    await closing
+    assert runner.closed

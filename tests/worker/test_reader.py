@@ -15,6 +15,7 @@ from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TokenizedText
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.worker.gate import Gate
 from emlxd.worker.reader import ROUND, SHARE, EmbeddingWorker, ReaderModel, RerankWorker
+from tests.worker.fakes import assert_freed_in_turn
 from tests.worker.test_worker import letters_tokenizer
 
 PROMPTS = {"query": "q", "document": ""}
@@ -215,6 +216,12 @@ async def test_closing_fails_what_waits_and_frees_the_model(
     assert runner.closed
     with pytest.raises(Unavailable):
         await worker.embed([[1]])
+
+
+async def test_a_model_is_freed_when_it_is_its_turn(make_worker: MakeWorker, runner: StepRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    await assert_freed_in_turn(worker, runner)
 
 
 async def test_a_model_that_cannot_be_loaded() -> None:

@@ -20,7 +20,7 @@ from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.worker import Worker, WorkerOptions
-from tests.worker.fakes import FakeRunner
+from tests.worker.fakes import FakeRunner, assert_freed_in_turn
 
 LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
 END = LETTERS["."]
@@ -155,6 +155,12 @@ async def test_closing_fails_what_still_runs(make_worker: MakeWorker, runner: Ga
     assert runner.closed
     with pytest.raises(Unavailable):
         worker.submit(request("late"))
+
+
+async def test_a_model_is_freed_when_it_is_its_turn(make_worker: MakeWorker, runner: GatedRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    await assert_freed_in_turn(worker, runner)
 
 
 async def test_a_request_that_comes_as_the_worker_ends_is_answered(
