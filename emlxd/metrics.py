@@ -1,4 +1,4 @@
-"""Every instrument, in a registry of its own: two servers in one process count apart.
+"""Every instrument, none of them shared: two servers in one process count apart.
 
 Labels have few values by construction: model names come from the configuration, routes from the
 URL map, and methods from a fixed list.
@@ -6,15 +6,16 @@ URL map, and methods from a fixed list.
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from typing import Literal, Protocol
 
 from emlxd.core import Timing, Usage
+from emlxd.exposition import asked_format, expose
+from emlxd.instruments import AnyFamily, Family, LabelledHistogram, Labels
 from emlxd.vllm_names import vllm_families
 
 FIRST_TOKEN_BUCKETS = (
@@ -34,13 +35,21 @@ def package_version(package: str = "emlxd") -> str:
         return "unknown"
 
 
+class Collector(Protocol):
+    """Has readings that are taken at each scrape."""
+
+    def collect(self) -> Iterator[AnyFamily]: ...
+
+
 class Metrics:
-    """What emlxd counts and times. ``device`` is what the models run on."""
+    """What emlxd counts and times, on the event loop. ``device`` is what the models run on."""
 
     def __init__(self, *, device: str) -> None:
-        self._registry = CollectorRegistry(auto_describe=True)
+        self._numbers: list[Family] = []
+        self._histograms: list[LabelledHistogram] = []
+        self._collectors: list[Collector] = []
         build = self._gauge("build_info", "What runs here; always 1.", "version", "mlx_version", "device")
-        build.labels(package_version(), package_version("mlx"), device).set(1)
+        build[package_version(), package_version("mlx"), device] = 1
 
         self._requests = self._counter(
             "requests", "Generations that ended.", "model", "endpoint", "finish_reason"
@@ -57,15 +66,13 @@ class Metrics:
         self._request_prompt = self._tokens("request_prompt_tokens", "Prompt tokens of a generation.")
         self._request_generation = self._tokens("request_generation_tokens", "Tokens of a generation.")
 
-        self._http_requests = self._counter(
-            "http_requests", "HTTP requests that ended.", "route", "method", "status"
-        )
-        self._http_duration = Histogram(
-            "emlxd_http_request_duration_seconds",
+        http = ("route", "method", "status")
+        self._http_requests = self._counter("http_requests", "HTTP requests that ended.", *http)
+        self._http_duration = self._histogram(
+            "http_request_duration_seconds",
             "From an HTTP request's headers to the last byte of its answer.",
-            ("route", "method", "status"),
-            buckets=REQUEST_BUCKETS,
-            registry=self._registry,
+            http,
+            REQUEST_BUCKETS,
         )
 
         self._reloads = self._counter("config_reloads", "Reloads of the configuration.", "result")
@@ -74,79 +81,89 @@ class Metrics:
             "config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded."
         )
         for result in ("changed", "unchanged", "failed"):
-            self._reloads.labels(result)
-        self._reload_ok.set(1)
-        self._reload_time.set_to_current_time()
+            self._reloads[result,] = 0
+        self._reload_ok[()] = 1
+        self._reload_time[()] = time.time()
 
     def add_collector(self, collector: Collector) -> None:
         """Readings that are taken at each scrape: the gauges of engines, memory and workers."""
-        self._registry.register(collector)
+        self._collectors.append(collector)
 
     def exposition(self, accept: str, *, vllm_names: bool = False) -> tuple[bytes, str]:
         """All readings in the format that the ``Accept`` header asks for, and its content type.
 
         ``vllm_names`` adds those that vLLM has too, under its names.
         """
-        encode, content_type = choose_encoder(accept)
-        return encode(_Exposed(self._registry, vllm_names=vllm_names)), content_type
+        format = asked_format(accept)
+        families = list(self._collect())
+        if vllm_names:
+            families += vllm_families(families)
+        return expose(families, format), format.content_type
+
+    def _collect(self) -> Iterator[AnyFamily]:
+        yield from self._numbers
+        for histogram in self._histograms:
+            yield histogram.read()
+        for collector in self._collectors:
+            yield from collector.collect()
 
     def first_token(self, model: str, seconds: float) -> None:
-        self._first_token.labels(model).observe(seconds)
+        self._first_token.observe(seconds, model)
 
     def prompt_read(self, model: str, usage: Usage) -> None:
         """A prompt was answered, once or several times."""
-        self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
-        self._request_prompt.labels(model).observe(usage.prompt_tokens)
+        self._prompt_tokens[model,] += usage.prompt_tokens
+        self._request_prompt.observe(usage.prompt_tokens, model)
 
     def generation_finished(self, model: str, usage: Usage, timing: Timing) -> None:
         """A generation came to its own end."""
-        self._generation_tokens.labels(model).inc(usage.completion_tokens)
-        self._request_generation.labels(model).observe(usage.completion_tokens)
-        self._queue.labels(model).observe(timing.queue)
-        self._prefill.labels(model).observe(timing.prefill)
-        self._decode.labels(model).observe(timing.decode)
+        self._generation_tokens[model,] += usage.completion_tokens
+        self._request_generation.observe(usage.completion_tokens, model)
+        self._queue.observe(timing.queue, model)
+        self._prefill.observe(timing.prefill, model)
+        self._decode.observe(timing.decode, model)
 
     def request_ended(self, model: str, endpoint: str, finish_reason: str, seconds: float) -> None:
         """``finish_reason`` is the API's, or "abort" (the client left) or "error"."""
-        self._requests.labels(model, endpoint, finish_reason).inc()
-        self._duration.labels(model).observe(seconds)
+        self._requests[model, endpoint, finish_reason] += 1
+        self._duration.observe(seconds, model)
 
     def reloaded(self, result: str) -> None:
         """``result`` is "changed", "unchanged" or "failed"."""
-        self._reloads.labels(result).inc()
-        self._reload_ok.set(result != "failed")
+        self._reloads[result,] += 1
+        self._reload_ok[()] = int(result != "failed")
         if result == "changed":
-            self._reload_time.set_to_current_time()
+            self._reload_time[()] = time.time()
 
     def http_request(self, route: str, method: str, status: int, seconds: float) -> None:
         labels = (route, method if method in METHODS else "other", str(status))
-        self._http_requests.labels(*labels).inc()
-        self._http_duration.labels(*labels).observe(seconds)
+        self._http_requests[labels] += 1
+        self._http_duration.observe(seconds, *labels)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"emlxd_{name}", text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> defaultdict[Labels, float]:
+        return self._number("counter", name, text, labels)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"emlxd_{name}", text, labels, registry=self._registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> defaultdict[Labels, float]:
+        return self._number("gauge", name, text, labels)
 
-    def _seconds(self, name: str, text: str, buckets: tuple[float, ...] = REQUEST_BUCKETS) -> Histogram:
-        return Histogram(f"emlxd_{name}_seconds", text, ("model",), buckets=buckets, registry=self._registry)
+    def _number(
+        self, kind: Literal["counter", "gauge"], name: str, text: str, labels: Labels
+    ) -> defaultdict[Labels, float]:
+        series: defaultdict[Labels, float] = defaultdict(int)
+        self._numbers.append(Family(f"emlxd_{name}", kind, text, labels, series))
+        return series
 
-    def _tokens(self, name: str, text: str) -> Histogram:
-        return Histogram(f"emlxd_{name}", text, ("model",), buckets=TOKEN_BUCKETS, registry=self._registry)
+    def _seconds(
+        self, name: str, text: str, bounds: tuple[float, ...] = REQUEST_BUCKETS
+    ) -> LabelledHistogram:
+        return self._histogram(f"{name}_seconds", text, ("model",), bounds)
 
+    def _tokens(self, name: str, text: str) -> LabelledHistogram:
+        return self._histogram(name, text, ("model",), TOKEN_BUCKETS)
 
-class _Exposed(Collector):
-    """What a scrape gets: without the times of creation, which would add a line to every counter."""
-
-    def __init__(self, registry: Collector, *, vllm_names: bool) -> None:
-        self._registry = registry
-        self._vllm_names = vllm_names
-
-    def collect(self) -> Iterator[Metric]:
-        families = list(self._registry.collect())
-        for family in families:
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-        yield from families
-        if self._vllm_names:
-            yield from vllm_families(families)
+    def _histogram(
+        self, name: str, text: str, labels: Labels, bounds: tuple[float, ...]
+    ) -> LabelledHistogram:
+        histogram = LabelledHistogram(f"emlxd_{name}", text, labels, bounds)
+        self._histograms.append(histogram)
+        return histogram

@@ -98,8 +98,8 @@ class Residents:
         self._residents: list[Resident] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
-        self.loads: Counter[tuple[str, str]] = Counter()
-        self.unloads: Counter[tuple[str, str]] = Counter()
+        self.loads: Counter[tuple[str, ...]] = Counter()
+        self.unloads: Counter[tuple[str, ...]] = Counter()
         self.gone: dict[str, WorkerCounts] = {}
 
     def __iter__(self) -> Iterator[Resident]:

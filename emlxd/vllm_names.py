@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
+from emlxd.instruments import AnyFamily, Family, Labels
 
 NAMES: Final = MappingProxyType(
     {
@@ -31,33 +31,19 @@ FINISHED_REASONS: Final = MappingProxyType(
 )
 
 
-def vllm_families(families: Iterable[Metric]) -> Iterator[Metric]:
+def vllm_families(families: Iterable[AnyFamily]) -> Iterator[AnyFamily]:
     """What of ``families`` vLLM has too, with the label ``model_name`` for ``model``."""
     for family in families:
         if family.name in NAMES:
-            yield _renamed(family, NAMES[family.name])
-        elif family.name == "emlxd_requests":
+            yield replace(family, name=NAMES[family.name], labels=("model_name",))
+        elif isinstance(family, Family) and family.name == "emlxd_requests":
             yield _successes(family)
 
 
-def _renamed(family: Metric, name: str) -> Metric:
-    renamed = Metric(name, family.documentation, family.type)
-    for sample in family.samples:
-        labels = {
-            "model_name" if label == "model" else label: value for label, value in sample.labels.items()
-        }
-        renamed.add_sample(name + sample.name.removeprefix(family.name), labels, sample.value)
-    return renamed
-
-
-def _successes(family: Metric) -> Metric:
-    counts: Counter[tuple[str, str]] = Counter()
-    for sample in family.samples:
-        if reason := FINISHED_REASONS.get(sample.labels["finish_reason"]):
-            counts[sample.labels["model"], reason] += int(sample.value)
-    successes = CounterMetricFamily(
-        "vllm:request_success", family.documentation, labels=["model_name", "finished_reason"]
-    )
-    for labels, count in counts.items():
-        successes.add_metric(labels, count)
-    return successes
+def _successes(family: Family) -> Family:
+    counts: Counter[Labels] = Counter()
+    for (model, _, reason), count in family.series.items():
+        if reason in FINISHED_REASONS:
+            counts[model, FINISHED_REASONS[reason]] += int(count)
+    labels = ("model_name", "finished_reason")
+    return replace(family, name="vllm:request_success", labels=labels, series=counts)

@@ -13,7 +13,7 @@ SOURCES = sorted((ROOT / "emlxd").rglob("*.py"))
 
 # Lowest first. A room imports its own floor and those below it.
 FLOORS = (
-    {"errors", "core", "config", "metrics", "vllm_names", "log", "tracing"},
+    {"errors", "core", "config", "log", "tracing", "metrics", "instruments", "exposition", "vllm_names"},
     {"text", "config_file", "keys", "sources"},
     {"graph"},
     {"worker"},

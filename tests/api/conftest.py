@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from emlxd.config import ServerSettings, Settings
 from emlxd.metrics import Metrics
@@ -39,7 +40,14 @@ class Server:
         return self.registry.worker
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.metrics._registry.get_sample_value(name, labels) or 0.0
+        return sample_value(self.metrics, name, labels) or 0.0
+
+
+def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> float | None:
+    """What a scrape reads of one sample."""
+    families = text_string_to_metric_families(metrics.exposition("")[0].decode())
+    samples = (sample for family in families for sample in family.samples)
+    return next((one.value for one in samples if (one.name, one.labels) == (name, labels)), None)
 
 
 Start = Callable[..., AbstractAsyncContextManager[Server]]

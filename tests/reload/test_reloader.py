@@ -16,6 +16,7 @@ from emlxd.metrics import Metrics
 from emlxd.operate import Operator
 from emlxd.registry import Registry
 from emlxd.reload.reloader import Reloader
+from tests.api.conftest import sample_value
 from tests.residents import House, settle
 
 MODEL = "{name: %s, source: {pypi: 'x==1', file: x.gguf}, prefill_chunk: 100%s}"
@@ -48,7 +49,7 @@ class Setup:
         return lambda: self.in_force.append(settings)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        return self.metrics._registry.get_sample_value(f"emlxd_config_{name}", labels)
+        return sample_value(self.metrics, f"emlxd_config_{name}", labels)
 
     @property
     def served(self) -> list[str]:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from emlxd.core import Distribution, GenerateRequest
 from emlxd.graph.batch import BLOCK_TOKENS
-from emlxd.worker.meters import BATCH_BOUNDS, Histogram
+from emlxd.instruments import Histogram
+from emlxd.worker.meters import BATCH_BOUNDS
 from tests.worker.harness import Harness
 
 
