@@ -7,12 +7,14 @@ from typing import Final, Literal
 
 import mlx.core as mx
 
+from emlxd.graph import blas
 from emlxd.graph.activations import Activation, make_activation
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
 
 Kind = Literal["metal", "cuda", "cpu"]
+MAX_LANES: Final = 8
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -44,6 +46,11 @@ class Device:
 
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
+
+    @property
+    def lanes(self) -> int:
+        """Independent batches that are best computed side by side: on a CPU one for each core."""
+        return 1 if self.gpu else min(blas.threads(), MAX_LANES)
 
     def _plain(self, dtype: mx.Dtype) -> bool:
         return not self.gpu and dtype == mx.float32
