@@ -72,7 +72,10 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
         weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
         cache=sizes.slots * _slot_bytes(facts, sizes.max_context, form),
         prefix_cache=sizes.prefix_cache,
-        activations=max(_prefill_bytes(facts, sizes, form), _decode_bytes(facts, sizes)),
+        activations=(
+            max(_prefill_bytes(facts, sizes, form), _decode_bytes(facts, sizes))
+            + sizes.slots * _state_bytes(facts, form)  # a step reads states and writes others
+        ),
     )
 
 
@@ -88,8 +91,11 @@ def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: Compute
 
 
 def _slot_bytes(facts: ModelFacts, max_context: int, form: ComputeForm) -> int:
-    values = facts.cached_values * max_context + facts.state_values
-    return values * form.itemsize + facts.exact_values * FLOAT32
+    return facts.cached_values * max_context * form.itemsize + _state_bytes(facts, form)
+
+
+def _state_bytes(facts: ModelFacts, form: ComputeForm) -> int:
+    return facts.state_values * form.itemsize + facts.exact_values * FLOAT32
 
 
 def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
@@ -100,9 +106,10 @@ def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
 
 def _prefill_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:
     chunk = min(sizes.prefill_chunk, sizes.max_context)
+    rows = TOKEN_COPIES * chunk * facts.widest_row * form.itemsize
     if form.fused_attention:
-        return TOKEN_COPIES * chunk * facts.widest_row * form.itemsize
-    return SCORE_COPIES * facts.heads * chunk * sizes.max_context * form.itemsize
+        return rows
+    return max(rows, SCORE_COPIES * facts.heads * chunk * sizes.max_context * form.itemsize)
 
 
 def _decode_bytes(facts: ModelFacts, sizes: Sizes) -> int:

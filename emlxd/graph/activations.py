@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import mlx.core as mx
@@ -16,6 +17,19 @@ Activation = Callable[..., mx.array]
 
 _SQRT_2: Final = math.sqrt(2)
 _GELU: Final = math.sqrt(2 / math.pi)
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What layers compute elementwise: ``activation`` in feed-forward ones, the others in recurrent ones.
+
+    ``swiglu(gate, up)`` is silu(gate) * up.
+    """
+
+    activation: Activation
+    silu: Unary
+    swiglu: Activation
+    exp: Unary
 
 
 def make_activation(name: str, *, gated: bool, plain_cpu: bool, compile: bool) -> Activation:

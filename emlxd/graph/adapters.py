@@ -82,7 +82,8 @@ def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
             ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[1])
             out = b.shape[1] * len(joined)
             if "q_proj" in joined:
-                out = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+                queries = 2 * spec.heads if spec.attention_gate else spec.heads
+                out = (queries + 2 * spec.kv_heads) * spec.head_dim
             sizes[whole] = a.shape[0], out
     return sum((len(paths) + 1) * sum(ranks[whole].values()) * sum(sizes[whole]) for whole in ranks)
 

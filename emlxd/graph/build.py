@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from emlxd.graph.activations import Activation
+from emlxd.graph.activations import Functions
 from emlxd.graph.attention import Scoring
 from emlxd.graph.build_feed_forward import build_feed_forward
 from emlxd.graph.build_recurrent import build_recurrent
@@ -20,7 +20,7 @@ _LATENT_NORM = NormSpec(1e-6)
 
 
 def build_layer(
-    take: Taker, spec: ModelSpec, layer: LayerSpec, index: int, rope: Rope | None, activation: Activation
+    take: Taker, spec: ModelSpec, layer: LayerSpec, index: int, rope: Rope | None, functions: Functions
 ) -> Layer:
     """Layer ``index``; ``rope`` is made from ``layer.rope``."""
     prefix = f"model.layers.{index}"
@@ -32,11 +32,11 @@ def build_layer(
 
     return Layer(
         mixer=(
-            build_recurrent(take, spec, layer.recurrent, prefix)
+            build_recurrent(take, spec, layer.recurrent, prefix, functions)
             if layer.recurrent
             else _attention(take, spec, layer, f"{prefix}.self_attn", rope)
         ),
-        feed_forward=build_feed_forward(take, spec, layer.experts, f"{prefix}.mlp", activation),
+        feed_forward=build_feed_forward(take, spec, layer.experts, f"{prefix}.mlp", functions.activation),
         attention_in=norm("attention_in"),
         attention_out=norm("attention_out"),
         mlp_in=norm("mlp_in"),
@@ -62,6 +62,7 @@ def _attention(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope
         rope=rope,
         window=layer.window,
         scoring=Scoring(spec.attention_scale, spec.attention_soft_cap, sinks),
+        gated=spec.attention_gate,
     )
 
 
@@ -69,10 +70,19 @@ def _qkv(take: Taker, spec: ModelSpec, prefix: str) -> Parallel:
     hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if take.has(f"{prefix}.qkv_proj.weight"):
         return Parallel((take.linear(f"{prefix}.qkv_proj", q + 2 * kv, hidden, spec.qkv_bias),))
+    gate = q if spec.attention_gate else 0
     parts = [
         take.linear(f"{prefix}.{name}", rows, hidden, spec.qkv_bias)
-        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+        for name, rows in (("q_proj", q + gate), ("k_proj", kv), ("v_proj", kv))
     ]
+    if gate:
+        # A head's query is stored before its gate, and all gates are wanted at the end.
+        rows = mx.arange(2 * q).reshape(spec.heads, 2, -1)
+        parts = [
+            parts[0].with_rows(rows[:, 0].flatten()),
+            *parts[1:],
+            parts[0].with_rows(rows[:, 1].flatten()),
+        ]
     return take.evaluated(fuse(parts))
 
 

@@ -24,6 +24,10 @@ class Checkpoint(Protocol):
     def config(self) -> Mapping[str, Any]:
         """What config.json says, or would say."""
 
+    @property
+    def converted(self) -> bool:
+        """Whether mlx-lm has written it, which changes more than names in some families."""
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor ``name``, such as ``model.norm.weight``."""
 

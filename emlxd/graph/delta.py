@@ -32,6 +32,10 @@ class Delta:
             return None
         return mx.gather_mm(mx.gather_mm(x, self.a, rhs_indices=rows), self.b, rhs_indices=rows)
 
+    def with_outputs(self, outputs: mx.array) -> Delta:
+        """For some of the outputs, or all in another order."""
+        return Delta(self.a, self.b[..., outputs], self.chosen)
+
 
 def stack_deltas(
     parts: Sequence[tuple[mx.array, mx.array] | None], shape: tuple[int, int], dtype: mx.Dtype, chosen: Chosen

@@ -7,14 +7,13 @@ from typing import Final, Literal
 
 import mlx.core as mx
 
-from emlxd.graph import blas
-from emlxd.graph.activations import Activation, make_activation
+from emlxd.graph import cpu_math
+from emlxd.graph.activations import Activation, Functions, make_activation
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
 
 Kind = Literal["metal", "cuda", "cpu"]
-MAX_LANES: Final = 8
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -44,13 +43,22 @@ class Device:
     def activation(self, name: str, dtype: mx.Dtype, *, gated: bool, compile: bool) -> Activation:
         return make_activation(name, gated=gated, plain_cpu=self._plain(dtype), compile=compile)
 
+    def functions(self, name: str, dtype: mx.Dtype, *, gated: bool, compile: bool) -> Functions:
+        """``name`` is the activation of feed-forward layers. Recurrences are computed in float32."""
+        on_cpu = not self.gpu
+
+        def silu(*, gated: bool) -> Activation:
+            return make_activation("silu", gated=gated, plain_cpu=on_cpu, compile=compile)
+
+        return Functions(
+            activation=self.activation(name, dtype, gated=gated, compile=compile),
+            silu=silu(gated=False),
+            swiglu=silu(gated=True),
+            exp=mx.compile(cpu_math.exp) if on_cpu and compile else mx.exp,
+        )
+
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
-
-    @property
-    def lanes(self) -> int:
-        """Independent batches that are best computed side by side: on a CPU one for each core."""
-        return 1 if self.gpu else min(blas.threads(), MAX_LANES)
 
     def _plain(self, dtype: mx.Dtype) -> bool:
         return not self.gpu and dtype == mx.float32

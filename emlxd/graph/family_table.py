@@ -150,6 +150,27 @@ def _gpt_oss_layer(c: Config, i: int) -> dict[str, Any]:
     return {"experts": experts} | (parts.window(c) if parts.slides(c, i, i % 2 == 0) else {})
 
 
+def _qwen3_next(c: Config) -> dict[str, Any]:
+    return _QK | {
+        "norm": NormSpec(parts.norm_eps(c), plus_one="published"),
+        "attention_gate": True,
+        "intermediate_size": int(c["intermediate_size"] or c["moe_intermediate_size"]),
+    }
+
+
+def _qwen3_next_layer(c: Config, i: int) -> dict[str, Any]:
+    types = c.get("layer_types")
+    attends = types[i] == "full_attention" if types else (i + 1) % int(c["full_attention_interval"]) == 0
+    experts = None
+    if c["num_experts"] and parts.qwen_sparse(c, i):
+        shared = int(c["shared_expert_intermediate_size"])
+        experts = parts.qwen_experts(c, shared_width=shared, shared_gate=True)
+    if attends:
+        return {"experts": experts}
+    grouped = c["model_type"] == "qwen3_next"
+    return {"experts": experts, "rope": None, "recurrent": parts.delta_net(c, grouped=grouped)}
+
+
 def _use_bias(c: Config) -> dict[str, Any]:
     bias = bool(c.get("use_bias", False))
     return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias}
@@ -179,6 +200,13 @@ def _lfm2_layer(c: Config, i: int) -> dict[str, Any]:
 
 _ERNIE: Final = {"rope_traditional": True}
 _QK: Final = {"qk_norm": "head"}
+_QWEN3_NEXT: Final = {
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "num_experts": 0,
+    "intermediate_size": 0,
+    "norm_topk_prob": True,
+}
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "cohere": Family("Command R", _cohere, defaults={"rope_theta": 8e6, "rope_traditional": True}),
@@ -340,6 +368,22 @@ FAMILIES: Final[Mapping[str, Family]] = {
         lambda _: _QK,
         lambda c, i: {"experts": parts.qwen_experts(c) if parts.qwen_sparse(c, i) else None},
     ),
+    "qwen3_5": Family(
+        "Qwen 3.5 (text), with experts too",
+        _qwen3_next,
+        _qwen3_next_layer,
+        names={"mlp.shared_experts": "mlp.shared_expert"},
+        defaults=_QWEN3_NEXT,
+        ignored=("mtp.",),
+    ),
+    "qwen3_next": Family(
+        "Qwen 3 Next",
+        _qwen3_next,
+        _qwen3_next_layer,
+        names={"mlp.shared_experts": "mlp.shared_expert"},
+        defaults=_QWEN3_NEXT,
+        ignored=("mtp.",),
+    ),
     "seed_oss": Family(
         "Seed-OSS", lambda c: {"attention_out_bias": bool(c.get("attention_out_bias", False))}
     ),
@@ -365,4 +409,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By ``model_type``. ``ALIASES`` are other names for the same."""
 
-ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3", "gemma3": "gemma3_text"}
+ALIASES: Final[Mapping[str, str]] = {
+    "kimi_k2": "deepseek_v3",
+    "gemma3": "gemma3_text",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+}

@@ -36,6 +36,13 @@ class FolderCheckpoint:
         self._ignored = family.ignored
         self._quantization = self.config.get("quantization") or {}
         self._tensors = self._open_tensors()
+        kernels = [tensor for name, tensor in self._tensors.items() if name.endswith("conv1d.weight")]
+        self._converted = all(kernel.shape[-1] == 1 for kernel in kernels)
+
+    @property
+    def converted(self) -> bool:
+        """The channels of a convolution are last in MLX, its width is last in PyTorch."""
+        return self._converted
 
     def _open_tensors(self) -> dict[str, mx.array]:
         files = sorted(self.path.glob("*.safetensors"))

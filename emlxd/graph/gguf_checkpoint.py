@@ -73,6 +73,8 @@ ROWS: Final[Mapping[str, GgufRow]] = {
 class GgufCheckpoint:
     """Raises ModelFormatError for an architecture without a row."""
 
+    converted = False
+
     def __init__(self, file: GgufFile) -> None:
         self.path = file.path
         self.metadata = file.metadata

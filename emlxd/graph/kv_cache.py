@@ -13,27 +13,49 @@ LayerArrays = list[list[mx.array]]
 
 
 class KVCache:
-    """The arrays of all layers. ``layers`` holds them layer by layer, as the model takes and returns them."""
+    """The arrays of all layers. ``layers`` holds them layer by layer, as the model takes and returns them.
+
+    What a step has read it cannot write in place, and a state is read before it is written: of arrays for all
+    slots every step would copy all. So steps over the first slots are given the states of these alone.
+    """
 
     def __init__(self, spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> None:
         self.layers = empty_layers(spec, slots, max_context, dtype)
-        self._kept = [one for layer in spec.layers for one in spec.kept(layer, max_context)]
+        self._kept = [spec.kept(layer, max_context) for layer in spec.layers]
         self._max_context = max_context
+        self._slots = slots
+        self._first = slots
+        self._others: list[mx.array] = []  # states of the slots after the first
         mx.eval(self.layers)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer]
+        return [array for layer in self.layers for array in layer] + self._others
 
     @property
     def by_token(self) -> list[mx.array]:
         """Keys, values, latents: [slots, heads, max_context, dim] each."""
-        return self._chosen(by_token=True)
+        return [self.layers[layer][index] for layer, index in self._places(by_token=True)]
 
-    @property
     def states(self) -> list[mx.array]:
-        """What stands for all tokens of a slot: [slots, ...] each."""
-        return self._chosen(by_token=False)
+        """What stands for all tokens of a slot: [slots, ...] each, brought together."""
+        self.give_states(self._slots)
+        return [self.layers[layer][index] for layer, index in self._places(by_token=False)]
+
+    def give_states(self, first: int) -> None:
+        """Leaves in ``layers`` the states of so many slots, in arrays of as many rows."""
+        if first == self._first:
+            return
+        at, others = mx.arange(self._slots), []
+        for number, (layer, index) in enumerate(self._places(by_token=False)):
+            whole = self.layers[layer][index]
+            if self._others:
+                whole = mx.concatenate([whole, self._others[number]])
+            if first < self._slots:
+                others.append(whole[at[first:]])
+                whole = whole[at[:first]]
+            self.layers[layer][index] = whole
+        self._first, self._others = first, others
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +73,16 @@ class KVCache:
         window = self.window(tokens)
         for array in self.by_token:
             array[target, :, :window] = array[source, :, :window]
-        for array in self.states:
+        for array in self.states():
             array[target] = array[source]
 
-    def _chosen(self, *, by_token: bool) -> list[mx.array]:
-        pairs = zip(self.arrays, self._kept, strict=True)
-        return [array for array, one in pairs if one.by_token == by_token]
+    def _places(self, *, by_token: bool) -> list[tuple[int, int]]:
+        return [
+            (layer, index)
+            for layer, kept in enumerate(self._kept)
+            for index, one in enumerate(kept)
+            if one.by_token == by_token
+        ]
 
 
 def empty_layers(spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> LayerArrays:

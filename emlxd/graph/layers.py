@@ -38,6 +38,12 @@ class Linear:
             return x @ w.data.T
         return mx.addmm(self.bias, x, w.data.T)
 
+    def with_rows(self, rows: mx.array) -> Linear:
+        """Some of the outputs, or all in another order."""
+        bias = None if self.bias is None else self.bias[rows]
+        delta = self.delta.with_outputs(rows) if self.delta else None
+        return Linear(self.weight.map_rows(lambda part: part[rows]), bias, delta)
+
 
 @dataclass(frozen=True, slots=True)
 class Parallel:

@@ -69,14 +69,14 @@ def _layers(
     compile: bool,
     turn: AbstractContextManager[None],
 ) -> tuple[Layer, ...]:
-    activation = device.activation(spec.activation, take.dtype, gated=spec.gated, compile=compile)
+    functions = device.functions(spec.activation, take.dtype, gated=spec.gated, compile=compile)
     ropes: dict[int, Rope] = {}
     layers = []
     for index, layer in enumerate(spec.layers):
         if layer.rope and id(layer.rope) not in ropes:
             ropes[id(layer.rope)] = device.rope(layer.rope, max_context)
         with turn:
-            layers.append(build_layer(take, spec, layer, index, ropes.get(id(layer.rope)), activation))
+            layers.append(build_layer(take, spec, layer, index, ropes.get(id(layer.rope)), functions))
     return tuple(layers)
 
 

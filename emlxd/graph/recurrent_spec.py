@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+CHUNK: Final = 64  # tokens of a recurrence that are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,40 @@ class ShortConvSpec:
         return 4 * self.channels
 
 
-RecurrentSpec = ShortConvSpec
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """A gated delta net (Qwen 3 Next) behind a convolution over ``width`` tokens.
+
+    Neighbouring value heads share a key head. ``grouped``: the input projections are stored key head by key
+    head, as two matrices, and not as one matrix for each of what they make.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    grouped: bool
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def states(self) -> tuple[Kept, ...]:
+        state = Kept((self.value_heads, self.value_dim, self.key_dim), by_token=False, exact=True)
+        return conv_state(2 * self.keys + self.values, self.width), state
+
+    @property
+    def widest_row(self) -> int:
+        return 2 * (2 * self.keys + self.values) + self.value_heads * (2 * self.key_dim + 2 * CHUNK)
+
+
+RecurrentSpec = ShortConvSpec | DeltaNetSpec
 
 
 def conv_state(channels: int, width: int) -> Kept:

@@ -132,7 +132,7 @@ class MlxRunner:
     @property
     def recurrent(self) -> bool:
         """Whether some layers carry a state, which can only be taken up where a checkpoint was kept."""
-        return bool(self._cache.states)
+        return self._states.checkpoint_bytes > 0
 
     @property
     def checkpoints(self) -> int:
@@ -151,6 +151,7 @@ class MlxRunner:
     def prefill(self, rows: Sequence[PrefillRow]) -> Pending:
         """Runs pieces of prompts side by side, padded to the longest. One token a row that has ``begin``."""
         length = max(len(row.tokens) for row in rows)
+        self._cache.give_states(self.slots)
         for row in rows:
             self._adapters.set(row.slot, row.adapter)
         adapters = [row.adapter for row in rows]
@@ -362,6 +363,7 @@ class MlxRunner:
         at = [scratch if position is None else position for position in padded]
         lengths = [0 if position is None else 1 for position in padded]
         longest = max(position for position in positions if position is not None)
+        self._cache.give_states(len(padded))
         return StepRows(
             window=self._cache.window(longest + width),
             positions=mx.array(at, dtype=mx.int32),

@@ -33,7 +33,7 @@ class AllHeadsNorm:
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """``rope`` and ``window`` as in ``LayerSpec``."""
+    """``rope`` and ``window`` as in ``LayerSpec``; ``gated`` as ``ModelSpec.attention_gate``."""
 
     qkv: Parallel
     out: Linear
@@ -44,12 +44,13 @@ class SelfAttention:
     rope: Rope | None
     window: int | None
     scoring: Scoring
+    gated: bool = False
 
     def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
         keys, values = kept
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
-        qk, v = mx.split(qkv, [self.heads + self.kv_heads], axis=2)
+        qk, v, *gate = mx.split(qkv, self._ends, axis=2)
         if self.norm is not None:
             qk = self.norm(qk)
         if self.rope is not None:
@@ -61,4 +62,13 @@ class SelfAttention:
         write(values, v.swapaxes(1, 2), step.place)
         k, v = read(keys, step.place), read(values, step.place)
         out = step.attend(q.swapaxes(1, 2), k, v, self.window, self.scoring)
-        return self.out(out.swapaxes(1, 2).reshape(batch, length, -1))
+        out = out.swapaxes(1, 2)
+        if gate:
+            out = out * mx.sigmoid(gate[0])
+        return self.out(out.reshape(batch, length, -1))
+
+    @property
+    def _ends(self) -> list[int]:
+        """Where queries with keys, and values, end among the heads that are computed together."""
+        keys, values = self.heads + self.kv_heads, self.heads + 2 * self.kv_heads
+        return [keys, values] if self.gated else [keys]

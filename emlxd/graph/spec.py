@@ -26,12 +26,15 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """``rms`` or ``layer`` normalisation; with ``plus_one`` the stored weight w stands for 1 + w."""
+    """``rms`` or ``layer`` normalisation; with ``plus_one`` the stored weight w stands for 1 + w.
+
+    ``published``: only in files as they were published, not in those that mlx-lm has converted.
+    """
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     bias: bool = False
-    plus_one: bool = False
+    plus_one: bool | Literal["published"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ class ModelSpec:
 
     ``norm_places``: where a layer normalises, before (``in``) or after (``out``) attention and feed-forward;
     ``parallel`` gives both the same input. ``qk_norm``: over each head of the queries and keys, or over all
-    of them. ``tied_head`` None: tied if the checkpoint has no head. ``position_scale`` (beta, n) multiplies
+    of them. ``attention_gate``: each head's output is weighed by what the query projection also makes.
+    ``tied_head`` None: tied if the checkpoint has no head. ``position_scale`` (beta, n) multiplies
     the query at position p by 1 + beta log(1 + floor(p / n)).
     """
 
@@ -122,6 +126,7 @@ class ModelSpec:
     parallel: bool = False
     qk_norm: Literal["head", "each_head", "all_heads"] | None = None
     qk_norm_spec: NormSpec | None = None
+    attention_gate: bool = False
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from emlxd.graph.recurrent_spec import DeltaNetSpec
 from emlxd.graph.rope import yarn_magnitude
 from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec, Scores
 
@@ -87,7 +88,7 @@ def rope(c: Config, kind: str = "full_attention", **changes: Any) -> RopeSpec:
     scaling: Config = c.get("rope_scaling") or parameters
     if "original_max_position_embeddings" in c:
         scaling = {"original_max_position_embeddings": c["original_max_position_embeddings"], **scaling}
-    part = c.get("partial_rotary_factor") or parameters.get("partial_rotary_factor") or 1.0
+    part = parameters.get("partial_rotary_factor") or c.get("partial_rotary_factor") or 1.0
     fields: dict[str, Any] = {
         "dims": int(head_dim_of(c) * part),
         "base": float(parameters.get("rope_theta") or c.get("rope_theta") or 10000.0),
@@ -138,6 +139,20 @@ def qwen_experts(c: Config, **more: Any) -> ExpertsSpec:
         normalize=bool(c.get("norm_topk_prob", False)),
         **more,
     )
+
+
+def delta_net(c: Config, *, grouped: bool) -> DeltaNetSpec:
+    net = DeltaNetSpec(
+        key_heads=int(c["linear_num_key_heads"]),
+        value_heads=int(c["linear_num_value_heads"]),
+        key_dim=int(c["linear_key_head_dim"]),
+        value_dim=int(c["linear_value_head_dim"]),
+        width=int(c["linear_conv_kernel_dim"]),
+        grouped=grouped,
+    )
+    if net.value_heads % net.key_heads:
+        raise ValueError(f"{net.value_heads} value heads cannot share {net.key_heads} key heads")
+    return net
 
 
 def qwen_sparse(c: Config, i: int) -> bool:

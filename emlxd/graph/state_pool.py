@@ -14,7 +14,7 @@ class StatePool:
         self.checkpoints = checkpoints
         self.checkpoint_bytes = state_bytes(cache)
         self._pools = [
-            mx.zeros((checkpoints, *state.shape[1:]), state.dtype) for state in cache.states if checkpoints
+            mx.zeros((checkpoints, *state.shape[1:]), state.dtype) for state in cache.states() if checkpoints
         ]
         mx.eval(self._pools)
 
@@ -24,12 +24,12 @@ class StatePool:
 
     def save(self, cache: KVCache, slot: int, checkpoint: int) -> None:
         """Copies a slot's states to ``checkpoint``."""
-        for pool, state in zip(self._pools, cache.states, strict=True):
+        for pool, state in zip(self._pools, cache.states(), strict=True):
             pool[checkpoint] = state[slot]
 
     def load(self, cache: KVCache, slot: int, checkpoint: int) -> None:
         """Copies the states of ``checkpoint`` to a slot."""
-        for pool, state in zip(self._pools, cache.states, strict=True):
+        for pool, state in zip(self._pools, cache.states(), strict=True):
             state[slot] = pool[checkpoint]
 
     def read(self, checkpoint: int) -> bytes:
@@ -52,4 +52,4 @@ class StatePool:
 
 def state_bytes(cache: KVCache) -> int:
     """Those of one slot's states."""
-    return sum(state.nbytes // state.shape[0] for state in cache.states)
+    return sum(state.nbytes // state.shape[0] for state in cache.states())

@@ -76,9 +76,9 @@ class Taker:
         self.evaluate(arrays_in(delta))
         return Linear(weight, vector, delta)
 
-    def norm(self, stem: str, spec: NormSpec, *shape: int) -> Norm:
-        weight = self.vector(f"{stem}.weight", *shape)
-        if spec.plus_one:
+    def norm(self, stem: str, spec: NormSpec, *shape: int, dtype: mx.Dtype | None = None) -> Norm:
+        weight = self.vector(f"{stem}.weight", *shape, dtype=dtype)
+        if spec.plus_one is True or (spec.plus_one == "published" and not self._checkpoint.converted):
             weight = weight + 1
             self.evaluate([weight])
         return Norm(spec, weight, self.vector(f"{stem}.bias", *shape) if spec.bias else None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models import ernie4_5_moe
 
 from emlxd.graph.attention import Place
@@ -75,6 +77,23 @@ def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kin
     expected = oracle(mx.array([PROMPT]))[0].astype(mx.float32)
     assert_prefill_agrees(model, expected)
     assert_decode_agrees(model, oracle)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_a_folder_as_it_was_published_is_the_one_that_mlx_lm_makes_of_it(tmp_path: Path, family: str) -> None:
+    """Norms are stored less one, kernels with their width last, and there is more than is wanted."""
+    oracle, config = oracle_of(family)
+    tensors = {"mtp.fc.weight": mx.zeros((4, 4))}
+    for name, tensor in tree_flatten(oracle.parameters()):
+        if name.endswith("conv1d.weight"):
+            tensor = tensor.swapaxes(1, 2)
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            tensor = tensor - 1
+        tensors[name.replace("language_model.model.", "model.language_model.")] = tensor
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    model = load_transformer(open_checkpoint(tmp_path), Device("cpu"), max_context=CONTEXT, dtype="float32")
+    assert_prefill_agrees(model, oracle(mx.array([PROMPT]))[0])
 
 
 def assert_prefill_agrees(model: Transformer, expected: mx.array) -> None:

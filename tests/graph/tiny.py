@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import llama
 
 LLAMA: dict[str, Any] = {
@@ -40,12 +40,14 @@ def make_llama(seed: int = 0, **changes: Any) -> tuple[llama.Model, dict[str, An
 def random_parameters(model: nn.Module) -> Any:
     """Values for every parameter: large enough for distinct answers, none at its initial 0 or 1."""
 
-    def value(p: mx.array) -> mx.array:
+    def value(name: str, p: mx.array) -> mx.array:
+        if name.endswith("A_log"):  # a state is to fade slowly
+            return mx.random.normal(p.shape) - 2
         if p.ndim == 1:
             return 1 + 0.3 * mx.random.normal(p.shape)
         return mx.random.normal(p.shape) * (3 / p.shape[-1]) ** 0.5
 
-    return nn.utils.tree_map(value, model.parameters())
+    return tree_map_with_path(value, model.parameters())
 
 
 def _scaled(model: nn.Module) -> Any:

@@ -66,6 +66,16 @@ LATENT: Final[dict[str, Any]] = {
     "v_head_dim": 12,
     "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
 }
+DELTA_NET: Final[dict[str, Any]] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 3,
+}
+IN_A_LARGER_MODEL: Final = ("qwen3_5",)
+"""Their config.json has that of the text part in ``text_config``."""
 
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cohere": {"use_qk_norm": True, "layer_norm_eps": 1e-5, "logit_scale": 0.5, "attention_bias": True},
@@ -152,6 +162,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "qwen2_moe": QWEN_MOE | {"shared_expert_intermediate_size": 48},
     "qwen3": {},
     "qwen3_moe": QWEN_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    "qwen3_5": DELTA_NET
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}},
+    "qwen3_next": DELTA_NET
+    | QWEN_MOE
+    | {
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.5,
+    },
     "seed_oss": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layer_interval": 2},
     "stablelm": {
@@ -166,7 +187,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 def oracle_of(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     """mlx-lm's model with random weights, and its config.json."""
-    config = config_of(family) | changes
+    config = config_of(family, **changes)
     module = importlib.import_module(f"mlx_lm.models.{ {'mistral': 'llama'}.get(family, family) }")
     mx.random.seed(1)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -175,6 +196,8 @@ def oracle_of(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     return model, config
 
 
-def config_of(family: str) -> dict[str, Any]:
-    config = {"model_type": family} | BASE | CONFIGS[family]
+def config_of(family: str, **changes: Any) -> dict[str, Any]:
+    config = {"model_type": family} | BASE | CONFIGS[family] | changes
+    if family in IN_A_LARGER_MODEL:
+        return {"model_type": family, "text_config": config | {"model_type": f"{family}_text"}}
     return {name: value for name, value in config.items() if value is not None or name == "rope_scaling"}

@@ -1,0 +1,140 @@
+"""Recurrent families against mlx-lm, on random models of some 10 M parameters, in one run.
+
+python benchmarks/recurrent.py [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from emlxd.config import ModelSettings, Source
+from emlxd.core import SamplingParams
+from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.open import open_runner
+from emlxd.graph.runner import MlxRunner
+
+# isort: split
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+PROMPT = [(7 * i * i + 3 * i) % 4096 for i in range(512)]
+DECODED = 64
+BASE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 4096,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "norm_eps": 1e-6,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 256,
+        "block_ff_dim": 768,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "conv", "full_attention", "conv"] * 2,
+    },
+    "qwen3_next": {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 0,
+        "num_experts_per_tok": 0,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 0,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+
+
+def main(rounds: int) -> None:
+    print(f"{'family':12} {'prefill, tok/s':>24} {'decode, tok/s':>24}")
+    for family, own in FAMILIES.items():
+        config = {"model_type": family} | BASE | own
+        module = importlib.import_module(f"mlx_lm.models.{family}")
+        model = module.Model(module.ModelArgs.from_dict(config))
+        mx.eval(model.parameters())
+        with tempfile.TemporaryDirectory() as folder:
+            runner = _open(Path(folder), model, config)
+        times = [(_emlxd(runner), _mlx_lm(model)) for _ in range(rounds)]
+        cells = []
+        for part, tokens in ((0, len(PROMPT)), (1, DECODED)):
+            ours, theirs = (min(time[side][part] for time in times) for side in (0, 1))
+            cells.append(f"{tokens / ours:8.0f} / {tokens / theirs:5.0f} = {theirs / ours:5.2f}")
+        print(f"{family:12} {cells[0]:>24} {cells[1]:>24}")
+
+
+def _open(folder: Path, model: Any, config: dict[str, Any]) -> MlxRunner:
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    return open_runner(folder, ModelSettings(name="m", source=Source(path=folder), slots=4))
+
+
+def _emlxd(runner: MlxRunner) -> tuple[float, float]:
+    begin = Begin(SamplingParams(temperature=0.0), tuple(PROMPT))
+    row = PrefillRow(0, 0, tuple(PROMPT), begin)
+    prefill = _timed(lambda: runner.prefill([row]).read())
+
+    def decode() -> None:
+        pending = runner.decode([len(PROMPT)])
+        for position in range(len(PROMPT) + 1, len(PROMPT) + DECODED):
+            following = runner.decode([position])
+            pending.read()
+            pending = following
+        pending.read()
+
+    return prefill, _timed(decode)
+
+
+def _mlx_lm(model: Any) -> tuple[float, float]:
+    cache = make_prompt_cache(model)
+
+    def step(tokens: mx.array) -> mx.array:
+        token = mx.argmax(model(tokens[None], cache=cache)[0, -1:], axis=-1)
+        mx.async_eval(token)
+        return token
+
+    last: list[mx.array] = []
+    prefill = _timed(lambda: last.append(step(mx.array(PROMPT))) or mx.eval(last[0]))
+
+    def decode() -> None:
+        token = last[0]
+        for _ in range(DECODED):
+            following = step(token)
+            token.item()
+            token = following
+        token.item()
+
+    return prefill, _timed(decode)
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

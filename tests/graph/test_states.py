@@ -1,0 +1,76 @@
+"""Recurrent states in the cache: who shares them, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from emlxd.graph.batch import PrefillRow
+from emlxd.graph.open import open_runner
+from emlxd.graph.runner import MlxRunner
+from tests.graph import tiny
+from tests.graph.test_parity import GREEDY, Begin, settings
+from tests.graph.tiny_families import oracle_of
+
+SLOTS = 16
+SIZES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_value_heads": 8}
+STATE = 8 * 128 * 128 * 4  # bytes of a slot in a layer
+
+
+def open_tiny(folder: Path) -> MlxRunner:
+    tiny.save(folder, *oracle_of("qwen3_next", **SIZES))
+    return open_runner(folder, settings(folder, slots=SLOTS, max_context=128))
+
+
+def prefill(runner: MlxRunner, slot: int, prompt: list[int]) -> list[int]:
+    return list(
+        runner.prefill([PrefillRow(slot, 0, tuple(prompt), Begin(GREEDY, tuple(prompt)))]).read().tokens
+    )
+
+
+def test_a_step_costs_the_states_of_its_own_rows(tmp_path: Path) -> None:
+    runner = open_tiny(tmp_path)
+    prefill(runner, 0, [5, 6, 7])
+    peaks = []
+    for rows in (1, SLOTS):
+        runner.decode([3] * rows).read()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        runner.decode([4] * rows).read()
+        peaks.append(mx.get_peak_memory() - before)
+    assert peaks[0] < 4 * STATE
+    assert peaks[1] > SLOTS * STATE  # so the measure does see states
+
+
+def test_steps_of_more_and_of_fewer_rows_keep_each_other_s_states(tmp_path: Path) -> None:
+    runner = open_tiny(tmp_path)
+    prompts = {slot: [slot, 5, 9 + slot] for slot in (0, 1, 5)}
+    alone = {}
+    for slot, prompt in prompts.items():
+        alone[slot] = prefill(runner, 0, prompt)
+        for position in range(3, 13):
+            alone[slot] += runner.decode([position]).read().tokens
+    got: dict[int, list[int]] = {}
+
+    def decode(*slots: int) -> None:
+        at = [2 + len(got[slot]) if slot in slots else None for slot in range(slots[-1] + 1)]
+        tokens = runner.decode(at).read().tokens
+        for slot in slots:
+            got[slot].append(tokens[slot])
+
+    got[0] = prefill(runner, 0, prompts[0])
+    decode(0)
+    runner.prefill([PrefillRow(1, 0, tuple(prompts[1][:2]))])
+    decode(0)
+    got[5] = prefill(runner, 5, prompts[5])
+    decode(0, 5)
+    decode(0, 5)
+    last = PrefillRow(1, 2, tuple(prompts[1][2:]), Begin(GREEDY, tuple(prompts[1])))
+    got[1] = list(runner.prefill([last]).read().tokens)
+    decode(0, 1, 5)
+    decode(0, 1, 5)
+    decode(0, 1)
+    decode(0)
+    decode(0)
+    assert got == {slot: alone[slot][: len(tokens)] for slot, tokens in got.items()}
