@@ -11,7 +11,7 @@ from emlxd.graph import device_memory
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
 from emlxd.graph.measure_reader import measure_reader
-from emlxd.graph.open import adapter_folders, quantization_of
+from emlxd.graph.open import adapter_folders, quantization_of, step_tokens
 from emlxd.graph.open_embedder import kind_of
 from emlxd.memory import ComputeForm, Needs, Sizes
 from emlxd.worker.packing import MAX_TOKENS
@@ -40,6 +40,7 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
         slots=settings.slots,
         max_context=max_context,
         prefill_chunk=settings.prefill_chunk,
+        step_tokens=step_tokens(settings),
         prefix_cache=settings.prefix_cache.bytes,
     )
     return memory.needs(facts, sizes, form)

@@ -30,11 +30,15 @@ class ComputeForm:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the configuration asks of a model. ``prefix_cache`` is in bytes, the others count."""
+    """What the configuration asks of a model. ``prefix_cache`` is in bytes, the others count.
+
+    ``step_tokens`` is the most that one step computes for a row.
+    """
 
     slots: int
     max_context: int
     prefill_chunk: int
+    step_tokens: int
     prefix_cache: int = 0
 
 
@@ -70,7 +74,7 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
     """The bytes of a model before it is loaded."""
     return Needs(
         weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
-        cache=sizes.slots * _slot_bytes(facts, sizes.max_context, form),
+        cache=sizes.slots * _slot_bytes(facts, sizes, form),
         prefix_cache=sizes.prefix_cache,
         activations=(
             max(_prefill_bytes(facts, sizes, form), _decode_bytes(facts, sizes))
@@ -81,7 +85,7 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
 
 def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: ComputeForm) -> Needs:
     """The bytes of a model that reads whole texts, ``tokens`` in a step, and keeps nothing of them."""
-    values = TOKEN_COPIES * tokens * facts.widest_row + facts.cached_values * tokens
+    values = TOKEN_COPIES * tokens * facts.widest_row + facts.kept_values(tokens, tokens)
     if not form.fused_attention:
         values += SCORE_COPIES * facts.heads * tokens * max_context
     return Needs(
@@ -90,8 +94,9 @@ def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: Compute
     )
 
 
-def _slot_bytes(facts: ModelFacts, max_context: int, form: ComputeForm) -> int:
-    return facts.cached_values * max_context * form.itemsize + _state_bytes(facts, form)
+def _slot_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:
+    values = facts.kept_values(sizes.max_context, sizes.step_tokens)
+    return values * form.itemsize + _state_bytes(facts, form)
 
 
 def _state_bytes(facts: ModelFacts, form: ComputeForm) -> int:

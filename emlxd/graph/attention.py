@@ -34,10 +34,18 @@ class Place:
         """int32 [B, L]"""
         return self.starts[:, None] + mx.arange(self.length, dtype=mx.int32)
 
-    def visible(self, back: int | None = None) -> mx.array:
-        """bool [B, 1, L, window]: a token sees itself and before it ``back`` - 1 tokens, or all."""
-        own, other = self.positions[:, None, :, None], mx.arange(self.window, dtype=mx.int32)
-        if back is None or back >= self.window:
+    def visible(self, back: int | None = None, size: int | None = None) -> mx.array:
+        """bool [B, 1, L, size]: a token sees itself and before it ``back`` - 1 tokens, or all.
+
+        ``size`` is that of the window, unless what is looked at is a smaller ring.
+        """
+        size = size or self.window
+        own, other = self.positions[:, None, :, None], mx.arange(size, dtype=mx.int32)
+        if size < self.window:
+            last = (self.starts + (self.length - 1))[:, None, None, None]
+            other = last - (last - other) % size
+            return (other >= 0) & (other <= own) & (other > own - (back or size))
+        if back is None or back >= size:
             return other <= own
         return (other <= own) & (other > own - back)
 
@@ -57,8 +65,8 @@ class Scoring:
 class Attention(Protocol):
     """How a device computes attention, and the form of mask that it does so with."""
 
-    def mask(self, place: Place, back: int | None = None) -> mx.array:
-        """What all layers of one forward share that look equally far back."""
+    def mask(self, place: Place, back: int | None = None, size: int | None = None) -> mx.array:
+        """What all layers of one forward share that look equally far back, at so many keys."""
 
     def __call__(
         self,
@@ -69,32 +77,44 @@ class Attention(Protocol):
         scoring: Scoring,
         bias: mx.array | None = None,
     ) -> mx.array:
-        """q [B, H, L, d], k [B, Hk, window, d], v [B, Hk, window, dv] -> [B, H, L, dv].
+        """q [B, H, L, d], k [B, Hk, size, d], v [B, Hk, size, dv] -> [B, H, L, dv].
 
-        ``bias`` [B, H, L, window] is added to the scores.
+        ``bias`` [B, H, L, size] is added to the scores.
         """
 
 
-def write(cache: mx.array, new: mx.array, place: Place) -> None:
-    """Scatters ``new`` [B, H, L, head_dim] into ``cache`` [slots, H, max_context, head_dim], in place."""
+def write(cache: mx.array, new: mx.array, place: Place, ring: int | None = None) -> None:
+    """Scatters ``new`` [B, H, L, head_dim] into ``cache`` [slots, H, positions, head_dim], in place."""
     rows = place.rows
     if isinstance(rows, slice):
         rows = mx.arange(rows.start, rows.stop, dtype=mx.int32)
     heads = mx.arange(new.shape[1], dtype=mx.int32)
-    cache[rows[:, None, None], heads[None, :, None], place.positions[:, None, :]] = new
+    at = place.positions if ring is None else _in_ring(place, ring)
+    cache[rows[:, None, None], heads[None, :, None], at[:, None, :]] = new
 
 
-def read(cache: mx.array, place: Place) -> mx.array:
-    """The window that attention looks at, [B, H, window, head_dim]; a view when rows are neighbours."""
-    return cache[place.rows, :, : place.window]
+def _in_ring(place: Place, ring: int) -> mx.array:
+    """int32 [B, L]. What is no token goes to the place that nobody reads: elsewhere it could do harm."""
+    at = place.positions % ring
+    if place.lengths is None:
+        return at
+    return mx.where(mx.arange(place.length, dtype=mx.int32) < place.lengths[:, None], at, ring)
+
+
+def read(cache: mx.array, place: Place, ring: int | None = None) -> mx.array:
+    """What attention looks at, [B, H, size, head_dim]: the window, or the whole ring if that is smaller.
+
+    A view when rows are neighbours.
+    """
+    return cache[place.rows, :, : min(place.window, ring or place.window)]
 
 
 class FusedAttention:
     """MLX's own kernel, where it can: it knows no soft cap."""
 
-    def mask(self, place: Place, back: int | None = None) -> mx.array:
-        """bool [B, 1, L, window]"""
-        return place.visible(back)
+    def mask(self, place: Place, back: int | None = None, size: int | None = None) -> mx.array:
+        """bool [B, 1, L, size]"""
+        return place.visible(back, size)
 
     def __call__(
         self,
@@ -133,9 +153,9 @@ class CpuAttention:
     def __init__(self, *, compile: bool) -> None:
         self._shifted_exp = mx.compile(_shifted_exp) if compile else _shifted_exp
 
-    def mask(self, place: Place, back: int | None = None) -> mx.array:
-        """float32 [B, 1, 1, L, window], to be added"""
-        return mx.where(place.visible(back), 0.0, _HIDDEN)[:, None]
+    def mask(self, place: Place, back: int | None = None, size: int | None = None) -> mx.array:
+        """float32 [B, 1, 1, L, size], to be added"""
+        return mx.where(place.visible(back, size), 0.0, _HIDDEN)[:, None]
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ from emlxd.graph.kv_cache import KVCache
 
 
 class BlockPool:
-    """For every layer keys and values [blocks, kv_heads, 64, head_dim]."""
+    """For every layer keys and values [blocks, kv_heads, 64, head_dim], of rings too."""
 
     def __init__(self, cache: KVCache, nbytes: int) -> None:
         self.block_bytes = block_bytes(cache)
@@ -28,18 +28,23 @@ class BlockPool:
         return sum(pool.nbytes for pool in self._pools)
 
     def save(self, cache: KVCache, slot: int, first: int, blocks: Sequence[int]) -> None:
-        """Copies a slot's tokens from block number ``first`` on into ``blocks``."""
+        """Copies a slot's tokens from block number ``first`` on into ``blocks``, if rings still have them."""
         ids = mx.array(list(blocks))
         start, count = first * BLOCK_TOKENS, len(blocks)
-        for pool, layer in zip(self._pools, cache.by_token, strict=True):
-            tokens = layer[slot, :, start : start + count * BLOCK_TOKENS]
-            pool[ids] = tokens.reshape(layer.shape[1], count, BLOCK_TOKENS, -1).swapaxes(0, 1)
+        for pool, layer, ring in zip(self._pools, cache.by_token, cache.rings, strict=True):
+            if ring is None:
+                tokens = layer[slot, :, start : start + count * BLOCK_TOKENS]
+                found = tokens.reshape(layer.shape[1], count, BLOCK_TOKENS, -1)
+            else:
+                whole = layer[slot, :, :ring].reshape(layer.shape[1], -1, BLOCK_TOKENS, layer.shape[3])
+                found = whole[:, mx.arange(first, first + count) % whole.shape[1]]
+            pool[ids] = found.swapaxes(0, 1)
 
     def load(self, cache: KVCache, slot: int, blocks: Sequence[int]) -> None:
-        """Copies ``blocks`` to the beginning of a slot."""
-        ids = mx.array(list(blocks))
-        for pool, layer in zip(self._pools, cache.by_token, strict=True):
-            tokens = pool[ids].swapaxes(0, 1).reshape(layer.shape[1], len(blocks) * BLOCK_TOKENS, -1)
+        """Copies ``blocks`` to the beginning of a slot; to a ring as many of the last as it has room for."""
+        for pool, layer, ring in zip(self._pools, cache.by_token, cache.rings, strict=True):
+            ids = mx.array(list(blocks) if ring is None else _in_ring(blocks, ring // BLOCK_TOKENS))
+            tokens = pool[ids].swapaxes(0, 1).reshape(layer.shape[1], -1, layer.shape[3])
             layer[slot, :, : tokens.shape[1]] = tokens
 
     def read(self, block: int) -> bytes:
@@ -59,6 +64,12 @@ class BlockPool:
     def state(self) -> list[mx.array]:
         """What must be evaluated after ``save``."""
         return self._pools
+
+
+def _in_ring(blocks: Sequence[int], room: int) -> list[int]:
+    """The last ``room`` of the blocks in the order in which they lie in a ring: block n at n modulo room."""
+    numbers = range(max(len(blocks) - room, 0), len(blocks))
+    return [blocks[number] for number in sorted(numbers, key=lambda number: number % room)]
 
 
 def block_bytes(cache: KVCache) -> int:

@@ -61,6 +61,7 @@ def _attention(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope
         norm=_qk_norm(take, spec, prefix),
         rope=rope,
         window=layer.window,
+        ring=layer.ring,
         scoring=Scoring(spec.attention_scale, spec.attention_soft_cap, sinks),
         gated=spec.attention_gate,
     )

@@ -44,7 +44,7 @@ class BothWays(Place):
 
     lengths: mx.array
 
-    def visible(self, back: int | None = None) -> mx.array:
+    def visible(self, back: int | None = None, size: int | None = None) -> mx.array:
         """bool [B, 1, 1 or L, L]: a token sees ``back`` tokens to either side, or all."""
         other = mx.arange(self.length, dtype=mx.int32)
         present = (other < self.lengths[:, None])[:, None, None]

@@ -29,12 +29,17 @@ class KVCache:
         mx.eval(self.layers)
 
     @property
+    def rings(self) -> list[int | None]:
+        """The size of the ring that each of ``by_token`` is, or None."""
+        return [self._kept[layer][index].ring for layer, index in self._places(by_token=True)]
+
+    @property
     def arrays(self) -> list[mx.array]:
         return [array for layer in self.layers for array in layer] + self._others
 
     @property
     def by_token(self) -> list[mx.array]:
-        """Keys, values, latents: [slots, heads, max_context, dim] each."""
+        """Keys, values, latents: [slots, heads, max_context, dim] each, or fewer positions in a ring."""
         return [self.layers[layer][index] for layer, index in self._places(by_token=True)]
 
     def states(self) -> list[mx.array]:
@@ -69,10 +74,11 @@ class KVCache:
         return min(window, self._max_context)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copies the first ``tokens`` positions of one slot to another, and its states as they are."""
+        """Copies the first ``tokens`` positions of one slot to another, and rings and states as they are."""
         window = self.window(tokens)
-        for array in self.by_token:
-            array[target, :, :window] = array[source, :, :window]
+        for array, ring in zip(self.by_token, self.rings, strict=True):
+            size = min(window, ring or window)
+            array[target, :, :size] = array[source, :, :size]
         for array in self.states():
             array[target] = array[source]
 

@@ -30,15 +30,20 @@ def load_transformer(
     quantize: Quantization | None = None,
     compile: bool = True,
     adapters: Sequence[Path] = (),
+    step_tokens: int | None = None,
     turn: AbstractContextManager[None] | None = None,
 ) -> Transformer:
     """Loads a model onto the device, in this thread: each layer within a ``turn``, so that others get theirs.
 
-    ``quantize`` is for the matrices that are stored dense; ``adapters`` are folders. Raises ModelFormatError
-    for missing, misshapen and leftover tensors.
+    ``quantize`` is for the matrices that are stored dense; ``adapters`` are folders. With ``step_tokens``,
+    the most that one step will compute for a row, layers with a window keep rings.
+
+    Raises ModelFormatError for missing, misshapen and leftover tensors.
     """
     turn = turn or nullcontext()
     spec = spec_of(checkpoint.config, str(checkpoint.path))
+    if step_tokens:
+        spec = spec.with_rings(max_context, step_tokens)
     compute = device.dtype(dtype)
     keep = device.keeps_quantized("keep" if quantize else weights)
     adapted = open_adapters(adapters, spec, checkpoint.config, compute)

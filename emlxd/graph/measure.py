@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
 from emlxd.graph.gguf_blocks import KEPT_BITS
 from emlxd.graph.safetensors import open_safetensors
-from emlxd.graph.spec import LayerSpec, ModelSpec
+from emlxd.graph.spec import LayerSpec, ModelSpec, ring_size
 from emlxd.graph.weights import Quantization
 
 
@@ -36,7 +37,8 @@ class StoredTensor:
 class ModelFacts:
     """What ``emlxd.memory`` computes with.
 
-    ``cached_values`` are what a token leaves in the K/V cache, all layers together; ``state_values`` and
+    ``cached_values`` are what a token leaves in the K/V cache, all layers without a window together, and
+    ``windows`` pairs windows with what it leaves in all layers that have this one; ``state_values`` and
     ``exact_values`` what a slot's states take whatever its length, the latter in float32. ``widest_row`` is
     what the widest layer computes for a token.
     """
@@ -49,6 +51,15 @@ class ModelFacts:
     max_position: int
     state_values: int = 0
     exact_values: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+
+    def kept_values(self, max_context: int, step_tokens: int) -> int:
+        """What a slot keeps of its tokens, if a step computes up to ``step_tokens`` of them."""
+        kept = self.cached_values * max_context
+        for window, values in self.windows:
+            ring = ring_size(window, max_context, step_tokens)
+            kept += values * (ring + 1 if ring else max_context)
+        return kept
 
 
 def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence[Path] = ()) -> ModelFacts:
@@ -63,12 +74,16 @@ def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence
     else:
         tensors = (_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
     mixer = max(_mixer_row(spec, layer) for layer in spec.layers)
-    kept = [(math.prod(one.shape), one) for layer in spec.layers for one in spec.kept(layer, 1)]
+    kept = [(math.prod(one.shape), one, layer) for layer in spec.layers for one in spec.kept(layer, 1)]
+    by_window: Counter[int | None] = Counter()
+    for values, one, layer in kept:
+        by_window[layer.window] += values * one.by_token
     return ModelFacts(
         tensors=(*tensors, StoredTensor(adapter_values(adapters, spec))),
-        cached_values=sum(values for values, one in kept if one.by_token),
-        state_values=sum(values for values, one in kept if not one.by_token and not one.exact),
-        exact_values=sum(values for values, one in kept if not one.by_token and one.exact),
+        cached_values=by_window.pop(None, 0),
+        windows=tuple((window, values) for window, values in by_window.items() if window),
+        state_values=sum(values for values, one, _ in kept if not one.by_token and not one.exact),
+        exact_values=sum(values for values, one, _ in kept if not one.by_token and one.exact),
         widest_row=mixer + 2 * spec.intermediate_size + 2 * spec.hidden_size,
         heads=spec.heads,
         vocab_size=spec.vocab_size,

@@ -31,7 +31,8 @@ listed gives an error that names it. Of a model that also sees or hears, the tex
 
 ## Limits
 
-- A sliding window hides what is older; its memory is that of the whole context.
+- Layers with a sliding window keep rings as long as the window and what a step writes
+  ([memory.md](memory.md)); those of other kinds keep the whole context.
 - Of a recurrent model (one with convolution or other states) the prefix cache knows prompts up to their last
   whole block, and where they part from prompts before them; answers are computed again in the next turn.
 - RoPE scaling `dynamic` has no effect, since no context is longer than `max_position_embeddings`. `longrope`

@@ -42,6 +42,7 @@ def open_runner(
         quantize=quantization_of(settings),
         compile=settings.compile,
         adapters=adapter_folders(settings),
+        step_tokens=step_tokens(settings),
         turn=turn,
     )
     return MlxRunner(
@@ -52,6 +53,12 @@ def open_runner(
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
     )
+
+
+def step_tokens(settings: ModelSettings) -> int:
+    """The most tokens that a step computes for a row: a chunk of a prompt, or a draft after a token."""
+    lookup = settings.speculative.prompt_lookup
+    return max(settings.prefill_chunk, lookup.max_draft + 1 if lookup else 1)
 
 
 def adapter_folders(settings: ModelSettings) -> list[Path]:

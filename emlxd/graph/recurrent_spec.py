@@ -13,12 +13,14 @@ class Kept:
     """An array that a layer keeps, a row a slot; ``shape`` is that of one slot.
 
     With ``by_token`` its second axis counts positions: keys, values, latents. Otherwise it is a state, which
-    stands for all tokens so far. ``exact`` is float32 whatever the model computes in.
+    stands for all tokens so far. ``exact`` is float32 whatever the model computes in. ``ring`` as in
+    ``LayerSpec``.
     """
 
     shape: tuple[int, ...]
     by_token: bool = True
     exact: bool = False
+    ring: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,12 @@ class MlxRunner:
         end_tokens: Collection[int] = (),
         prefix_cache_bytes: int = 0,
     ) -> None:
+        """``ring`` is how many positions of a slot every layer still has, counted back from the last written,
+        or None for all; ``slack`` how far a slot may have gone past one that somebody goes on from.
+        """
+        rings = [(layer.ring, layer.window) for layer in model.spec.layers if layer.ring and layer.window]
+        self.ring = min((ring for ring, _ in rings), default=None)
+        self.slack = min((ring - window for ring, window in rings), default=max_context)
         self.slots = slots
         self.max_context = max_context
         self._model = model
@@ -151,6 +157,8 @@ class MlxRunner:
     def prefill(self, rows: Sequence[PrefillRow]) -> Pending:
         """Runs pieces of prompts side by side, padded to the longest. One token a row that has ``begin``."""
         length = max(len(row.tokens) for row in rows)
+        if length > self.slack + 1:
+            raise ValueError(f"{length} tokens in one step, but there is room for {self.slack + 1}")
         self._cache.give_states(self.slots)
         for row in rows:
             self._adapters.set(row.slot, row.adapter)

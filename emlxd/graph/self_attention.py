@@ -33,7 +33,7 @@ class AllHeadsNorm:
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """``rope`` and ``window`` as in ``LayerSpec``; ``gated`` as ``ModelSpec.attention_gate``."""
+    """``rope``, ``window`` and ``ring`` as in ``LayerSpec``; ``gated`` as ``ModelSpec.attention_gate``."""
 
     qkv: Parallel
     out: Linear
@@ -43,6 +43,7 @@ class SelfAttention:
     norm: HeadNorm | AllHeadsNorm | None
     rope: Rope | None
     window: int | None
+    ring: int | None
     scoring: Scoring
     gated: bool = False
 
@@ -58,9 +59,9 @@ class SelfAttention:
         q, k = mx.split(qk, [self.heads], axis=2)
         if step.query_scale is not None:
             q = q * step.query_scale.astype(q.dtype)
-        write(keys, k.swapaxes(1, 2), step.place)
-        write(values, v.swapaxes(1, 2), step.place)
-        k, v = read(keys, step.place), read(values, step.place)
+        write(keys, k.swapaxes(1, 2), step.place, self.ring)
+        write(values, v.swapaxes(1, 2), step.place, self.ring)
+        k, v = read(keys, step.place, self.ring), read(values, step.place, self.ring)
         out = step.attend(q.swapaxes(1, 2), k, v, self.window, self.scoring)
         out = out.swapaxes(1, 2)
         if gate:

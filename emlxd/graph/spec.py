@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from emlxd.graph.batch import BLOCK_TOKENS
 from emlxd.graph.recurrent_spec import Kept, RecurrentSpec
 
 
@@ -90,13 +91,15 @@ class ExpertsSpec:
 class LayerSpec:
     """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees.
 
-    ``recurrent`` stands in the place of attention.
+    ``recurrent`` stands in the place of attention. A layer with a ``ring`` keeps so many positions, each in
+    the place of the one that is as many before it, and one more that nobody reads.
     """
 
     rope: RopeSpec | None
     window: int | None = None
     experts: ExpertsSpec | None = None
     recurrent: RecurrentSpec | None = None
+    ring: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +151,27 @@ class ModelSpec:
             return layer.recurrent.states
         if latent := self.latent:
             return Kept((1, max_context, latent.rank)), Kept((1, max_context, latent.rope_dim))
-        tokens = Kept((self.kv_heads, max_context, self.head_dim))
+        positions = layer.ring + 1 if layer.ring else max_context
+        tokens = Kept((self.kv_heads, positions, self.head_dim), ring=layer.ring)
         return tokens, tokens
+
+    def with_rings(self, max_context: int, step_tokens: int) -> ModelSpec:
+        """The same with rings for layers that have a window, where that is less than the whole context."""
+        if self.latent:
+            return self
+        layers = [
+            replace(layer, ring=ring_size(layer.window, max_context, step_tokens)) if layer.window else layer
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
+
+
+def ring_size(window: int, max_context: int, step_tokens: int) -> int | None:
+    """How many positions a layer has to keep that sees ``window`` of them; None for the whole context.
+
+    A step writes up to ``step_tokens`` before it reads, and some of them may be wrong: none of the window may
+    have gone by then. Nor may any of the block that they complete. In whole blocks of the prefix cache.
+    """
+    needed = step_tokens + max(window, BLOCK_TOKENS) - 1
+    ring = -(-needed // BLOCK_TOKENS) * BLOCK_TOKENS
+    return ring if ring + 1 < max_context else None

@@ -27,7 +27,7 @@ class StepContext:
         self.place = place
         self._later = later
         self._attention = attention
-        self._masks: dict[int | None, mx.array] = {}
+        self._masks: dict[tuple[int | None, int], mx.array] = {}
         self._rotations: dict[int, Rotate] = {}
         self.query_scale = _query_scale(spec, place)
 
@@ -47,9 +47,10 @@ class StepContext:
         bias: mx.array | None = None,
     ) -> mx.array:
         """Attention of tokens to themselves and ``back`` - 1 tokens before, or to all; see ``Attention``."""
-        if back not in self._masks:
-            self._masks[back] = self._attention.mask(self.place, back)
-        return self._attention(q, k, v, self._masks[back], scoring, bias)
+        key = back, k.shape[2]
+        if key not in self._masks:
+            self._masks[key] = self._attention.mask(self.place, *key)
+        return self._attention(q, k, v, self._masks[key], scoring, bias)
 
     def advance(self, state: mx.array, run: Run) -> mx.array:
         """Takes a layer's ``state`` [slots, ...] over this step's tokens, and gives what ``run`` puts out.

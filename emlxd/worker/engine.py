@@ -63,7 +63,7 @@ class Engine:
         self._launched: list[Flight] = []  # of this step
         self._ended: list[Sequence] = []
         self._free_since = 0.0
-        self.prefixes = PrefixReuse(runner, disk)
+        self.prefixes = PrefixReuse(runner, disk, max_draft)
         self.meters = Meters()
 
     @property
@@ -205,7 +205,9 @@ class Engine:
     def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
         """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
         known = leader.lent
-        if leader.running and known and (leader.prefilled == known or not self._runner.recurrent):
+        past = leader.written + self._max_draft - 1 - known
+        there = leader.prefilled == known if self._runner.recurrent else past <= self._runner.slack
+        if leader.running and known and there:
             self._runner.copy(leader.slot, sequence.slot, known)
             sequence.prefilled = known
         else:
@@ -298,6 +300,8 @@ class Engine:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
             self.prefixes.keep_answer(sequence)
             self._end(sequence)
+        else:
+            self.prefixes.keep_along(sequence)
 
     def _fail(self, request_ids: Iterable[str], error: EmlxdError) -> None:
         for request_id in dict.fromkeys(request_ids):

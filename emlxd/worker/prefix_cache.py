@@ -54,7 +54,7 @@ class PrefixCache:
     def insert(self, tokens: Sequence[int], seed: bytes = b"") -> Saving | None:
         """Makes room for the whole blocks of ``tokens`` that are not there yet."""
         keys = block_keys(tokens, seed)
-        known = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
+        known = self._known(keys)
         # The beginning must not be evicted for the sake of its own continuation.
         room = len(self._free) + len(self._blocks) - known
         new = keys[known : known + room]
@@ -67,6 +67,13 @@ class PrefixCache:
             self._blocks[key] = block
         self._refresh(keys[:known])
         return Saving(known, blocks, new)
+
+    def known(self, tokens: Sequence[int], seed: bytes = b"") -> int:
+        """How many of the first blocks of ``tokens`` are there."""
+        return self._known(block_keys(tokens, seed))
+
+    def _known(self, keys: Sequence[bytes]) -> int:
+        return next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
 
     def where(self, key: bytes) -> int | None:
         """The block of a key, if it is still there."""

@@ -18,11 +18,14 @@ class PrefixReuse:
     """K/V can be taken up at the end of any block; a recurrent state only where it was kept.
 
     It is kept at the end of a prompt's last whole block, for prompts that go on from there, and where a
-    prompt parts from those before it, for others that begin alike. ``unspilled`` says whether blocks or
-    states wait to be handed to the disk.
+    prompt parts from those before it, for others that begin alike. Where layers keep rings, blocks are left
+    along the way, before they are overwritten. ``unspilled`` says whether blocks or states wait to be handed
+    to the disk.
     """
 
-    def __init__(self, runner: Runner, disk: DiskCache | None = None) -> None:
+    def __init__(self, runner: Runner, disk: DiskCache | None = None, max_draft: int = 0) -> None:
+        """``max_draft`` is how many tokens past a sequence's own a step may have written."""
+        self._max_draft = max_draft
         self._runner = runner
         self._disk = disk
         self._blocks = PrefixCache(runner.blocks)
@@ -71,8 +74,8 @@ class PrefixReuse:
         done = sequence.prefilled
         if self._runner.recurrent and done in sequence.stops and done % BLOCK_TOKENS == 0:
             self._keep_state(sequence, block_keys(sequence.context[:done], sequence.adapter.seed)[-1])
-        if not sequence.prompt_left:
-            self._keep_blocks(sequence, sequence.context)
+        if not sequence.prompt_left or self._runner.ring is not None:
+            self._keep_blocks(sequence, sequence.context[:done])
 
     def keep_answer(self, sequence: Sequence) -> None:
         """Leaves the K/V of an answer, but for a recurrent model, whose state has gone past its blocks' ends.
@@ -81,6 +84,12 @@ class PrefixReuse:
         """
         if not self._runner.recurrent:
             self._keep_blocks(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
+
+    def keep_along(self, sequence: Sequence) -> None:
+        """Leaves a block that an answer has completed, if it would be gone at the answer's end."""
+        written = len(sequence.request.prompt) + len(sequence.answer) - 1
+        if self._runner.ring is not None and written % BLOCK_TOKENS == 0:
+            self.keep_answer(sequence)
 
     def spill(self) -> None:
         """Hands a few new blocks to the disk: reading one from the device takes a moment."""
@@ -133,10 +142,19 @@ class PrefixReuse:
         return blocks + saving.blocks
 
     def _keep_blocks(self, sequence: Sequence, tokens: Rows[int]) -> None:
+        if self._overwritten(sequence, tokens):
+            return
         saving = self._blocks.insert(tokens, sequence.adapter.seed)
         if saving:
             self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
             self._note(saving.keys)
+
+    def _overwritten(self, sequence: Sequence, tokens: Rows[int]) -> bool:
+        """Whether rings no longer have the first of its blocks that is new."""
+        if self._runner.ring is None:
+            return False
+        first = self._blocks.known(tokens, sequence.adapter.seed) * BLOCK_TOKENS
+        return first + self._runner.ring < sequence.written + self._max_draft
 
     def _keep_state(self, sequence: Sequence, key: bytes) -> None:
         checkpoint = self._checkpoints.add(state_key(key))

@@ -51,6 +51,8 @@ class FakeRunner:
         self.resets = 0
         self.verified = 0
         self.traces = 1
+        self.ring: int | None = None
+        self.slack = max_context
         self.weight_bytes, self.cache_bytes, self.prefix_cache_bytes = 1000, 200, 30
         self.cache: list[list[int]] = [[] for _ in range(slots)]
         self.next: list[int] = [0] * slots

@@ -29,15 +29,15 @@ CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, se
 MakeDrive = Callable[..., Drive]
 
 
-@pytest.fixture(scope="module", params=["llama", "lfm2", "qwen3_next"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "lfm2", "qwen3_next"])
 def family(request: pytest.FixtureRequest) -> str:
-    """Attention alone, and each kind of recurrent state."""
+    """Attention alone, with windows in rings, and each kind of recurrent state."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def recurrent(family: str) -> bool:
-    return family != "llama"
+    return family not in ("llama", "mistral")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def open_tiny(folder: Path, *, prefix_bytes: int = 1 << 20) -> MlxRunner:
         source=Source(path=folder),
         slots=SLOTS,
         dtype="float32",
+        prefill_chunk=64,
         prefix_cache=PrefixCacheSettings(bytes=prefix_bytes),
     )
     return open_runner(folder, settings, [3])
