@@ -7,7 +7,8 @@ is delivered. Nothing here imports anything of emlxd but the errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from typing import Any, Literal
 
 from emlxd.errors import EmlxdError
@@ -167,6 +168,15 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+    def __add__(self, more: Usage) -> Usage:
+        return Usage(*map(add, astuple(self), astuple(more)))
+
+    def beyond(self, counted: Usage) -> Usage:
+        """What there is more of than in ``counted``, and nothing less than 0."""
+        return Usage(
+            *(max(own - known, 0) for own, known in zip(astuple(self), astuple(counted), strict=True))
+        )
 
 
 @dataclass(frozen=True, slots=True)

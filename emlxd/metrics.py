@@ -123,6 +123,11 @@ class Metrics:
         self._prefill.observe(timing.prefill, model)
         self._decode.observe(timing.decode, model)
 
+    def cut_off(self, model: str, usage: Usage) -> None:
+        """Generations did not come to their end: what they took counts, how long they were does not."""
+        self._prompt_tokens[model,] += usage.prompt_tokens
+        self._generation_tokens[model,] += usage.completion_tokens
+
     def request_ended(self, model: str, endpoint: str, finish_reason: str, seconds: float) -> None:
         """``finish_reason`` is the API's, or "abort" (the client left) or "error"."""
         self._requests[model, endpoint, finish_reason] += 1

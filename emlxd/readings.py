@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Final
 
 from emlxd.core import Distribution, WorkerCounts, WorkerStats
 from emlxd.instruments import AnyFamily, Family, HistogramFamily, Labels
 from emlxd.registry import Registry
+
+RESULTS: Final = ("success", "failure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,10 @@ class Readings:
 
     def _loads(self) -> Iterator[Family]:
         residents = self._registry.residents
-        yield _counter("model_loads", "Loadings that ended.", ("model", "result"), residents.loads)
+        # Prometheus sees no increase in a series that only begins with the first failure.
+        none = {(entry.name, result): 0 for entry in self._registry.models for result in RESULTS}
+        loads = none | residents.loads
+        yield _counter("model_loads", "Loadings that ended.", ("model", "result"), loads)
         yield _counter("model_unloads", "Models that left memory.", ("model", "reason"), residents.unloads)
 
     def _memory(self) -> Iterator[Family]:

@@ -92,7 +92,7 @@ class Residents:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = budget
-        self.prepare = prepare
+        self._prepare = prepare
         self._make_worker = make_worker
         self._now = now
         self._residents: list[Resident] = []
@@ -113,6 +113,14 @@ class Residents:
     def has_room(self, needs: Needs) -> bool:
         """Whether it fits now, without anybody leaving."""
         return self.used + needs.total <= self.budget
+
+    async def prepare(self, settings: ModelSettings) -> Needs:
+        """Brings the model's files to this machine and says what it will take. Raises EmlxdError."""
+        try:
+            return await self._prepare(settings)
+        except Exception:
+            self.loads[settings.name, "failure"] += 1
+            raise
 
     async def load(self, settings: ModelSettings, needs: Needs) -> Resident:
         """Loads a model once there is room for it. Raises NoRoom, or what loading raises."""

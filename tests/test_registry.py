@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emlxd.config import ModelSettings
-from emlxd.errors import ModelFormatError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
+from emlxd.errors import (
+    ModelFormatError,
+    ModelNotFound,
+    NoRoom,
+    ServerFault,
+    SourceError,
+    Unavailable,
+    UserError,
+)
 from emlxd.registry import LAST_RETRY, Registry
 from tests.residents import House, model, settle
 
@@ -110,6 +118,15 @@ async def test_a_failed_load_gives_all_the_reason_and_backs_off() -> None:
     house.now += LAST_RETRY
     assert await use(registry, "a") == "a"
     assert registry.find("a").error is None
+
+
+async def test_a_load_counts_as_failed_wherever_it_fails() -> None:
+    house = House()
+    house.unprepared["a"] = SourceError("a: cannot be downloaded")
+    house.failures["b"] = ModelFormatError("m.gguf: is truncated")
+    registry = house.registry(*(model(name, **ON_DEMAND) for name in "abc"))
+    await asyncio.gather(*(use(registry, name) for name in "abc"), return_exceptions=True)
+    assert house.residents.loads == {("a", "failure"): 1, ("b", "failure"): 1, ("c", "success"): 1}
 
 
 async def test_an_unforeseen_failure_is_told_without_its_inside() -> None:

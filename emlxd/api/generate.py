@@ -168,11 +168,12 @@ class Run:
         self._exchange = exchange
         self._spoke = False
         self._unfinished = generation.request.n
+        self._counted = Usage()
 
     async def __anext__(self) -> Said:
         event: Event = await self.generation.__anext__()
         if isinstance(event, Failed):
-            self._end("error", self._unfinished)
+            self._cut_off("error")
             raise event.error
         if isinstance(event, Finished):
             self._finish(event)
@@ -191,17 +192,32 @@ class Run:
     def close(self) -> None:
         """Stop it if it still runs: nobody reads on."""
         self.generation.cancel()
-        self._end("abort", self._unfinished)
+        self._cut_off("abort")
 
     def _finish(self, event: Finished) -> None:
-        tally = self._exchange.tally
+        usage = event.usage
         if self._unfinished == self.generation.request.n:
-            self._metrics.prompt_read(self._model, event.usage)
-            tally.prompt_tokens += event.usage.prompt_tokens
-            tally.cached_tokens += event.usage.cached_tokens
-        tally.completion_tokens += event.usage.completion_tokens
-        self._metrics.generation_finished(self._model, event.usage, event.timing)
+            self._metrics.prompt_read(self._model, usage)
+        else:  # the prompt is counted
+            usage = replace(usage, prompt_tokens=0, cached_tokens=0)
+        self._count(usage)
+        self._metrics.generation_finished(self._model, usage, event.timing)
         self._end(event.reason, 1)
+
+    def _cut_off(self, outcome: str) -> None:
+        """Counts what the answers took that did not come to their end."""
+        if self._unfinished:
+            rest = self.generation.spent.beyond(self._counted)
+            self._count(rest)
+            self._metrics.cut_off(self._model, rest)
+            self._end(outcome, self._unfinished)
+
+    def _count(self, usage: Usage) -> None:
+        self._counted += usage
+        tally = self._exchange.tally
+        tally.prompt_tokens += usage.prompt_tokens
+        tally.cached_tokens += usage.cached_tokens
+        tally.completion_tokens += usage.completion_tokens
 
     def _end(self, outcome: str, answers: int) -> None:
         self._unfinished -= answers

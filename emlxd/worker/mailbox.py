@@ -14,7 +14,7 @@ from itertools import groupby
 from math import inf
 from typing import Final
 
-from emlxd.core import Event, Failed, Finished, GenerateRequest, PromptScored, TextPiece, ToolCallPiece
+from emlxd.core import Event, Failed, Finished, GenerateRequest, PromptScored, TextPiece, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError, RequestError
 
 MAX_UNREAD: Final = 512 * 1024  # bytes, roughly
@@ -30,9 +30,13 @@ class Generation:
     also more than once and after the end; the worker frees the slots within one step.
     """
 
-    def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: GenerateRequest, cancel: Callable[[str], None], spent: Callable[[], Usage] = Usage
+    ) -> None:
+        """``spent`` says what the request has taken so far."""
         self.request = request
         self._cancel = cancel
+        self._spent = spent
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._weight = 0
@@ -61,6 +65,11 @@ class Generation:
     def unread(self) -> int:
         """What waits to be read, in bytes, roughly."""
         return self._weight
+
+    @property
+    def spent(self) -> Usage:
+        """What was read and written for it so far, whether or not anybody gets it; a step old at most."""
+        return self._spent()
 
     def cancel(self) -> None:
         """Stop generating. Nothing more needs to be read."""

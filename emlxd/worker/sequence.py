@@ -149,6 +149,12 @@ class Sequence:
         count = self.request.prompt_logprobs or 0
         return PromptScored((None, *(TokenLogprob(s.token, s.logprob, s.top[:count]) for s in self.scores)))
 
+    @property
+    def usage(self) -> Usage:
+        """What it has taken so far."""
+        read = min(self.prefilled, len(self.request.prompt))
+        return Usage(read, len(self.answer), self.cached, self.output.reasoning_tokens)
+
     def restart(self) -> None:
         """Forgets the device's state: prompt and answer so far are to be prefilled again."""
         self.context = (*self.request.prompt, *self.answer)

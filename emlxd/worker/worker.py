@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, Shape, WorkerCounts, WorkerStats
+from emlxd.core import GenerateRequest, ModelInfo, Shape, Usage, WorkerCounts, WorkerStats
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.answer import Answer
 from emlxd.text.dialect import Dialect, Wishes
@@ -215,8 +215,9 @@ class Worker:
         queued = self._engine.running + self._engine.waiting + self._inbox.qsize()
         if queued >= self.info.slots + self._options.max_queue:
             raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
-        generation = Generation(request, self._cancel)
-        answers = [self._answer(request, generation, index) for index in range(request.n)]
+        answers: list[Sequence] = []
+        generation = Generation(request, self._cancel, lambda: _spent(answers))
+        answers += [self._answer(request, generation, index) for index in range(request.n)]
         for answer in answers[1:]:
             answer.leader = answers[0]
         self._inbox.put(_Submit(answers))
@@ -355,6 +356,17 @@ class Worker:
                 case _Close():
                     return False
         return True
+
+
+def _spent(answers: Rows[Sequence]) -> Usage:
+    """What all answers to one prompt have taken so far. The prompt was read once for all of them."""
+    usages = [answer.usage for answer in answers]
+    return Usage(
+        prompt_tokens=max(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=usages[0].cached_tokens,
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
 
 
 def _fault(model: str, *, out_of_memory: bool) -> EmlxdError:

@@ -38,8 +38,11 @@ class HeldRunner(FakeRunner):
         super().__init__(slots, lambda tokens: len(tokens) % 26, max_context=MAX_CONTEXT, blocks=8)
         self.free = threading.Event()
         self.free.set()
+        self.hold_after = 0  # decode steps, if not 0
 
     def forward(self, positions: Sequence[int | None]) -> None:
+        if self.hold_after and len(self.batches) == self.hold_after:
+            self.free.clear()
         assert self.free.wait(20)
         super().forward(positions)
 

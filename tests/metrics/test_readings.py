@@ -79,7 +79,9 @@ async def test_models_and_memory() -> None:
     assert values['emlxd_model_loaded{model="later"}'] == 0
     assert 0 < values[f"emlxd_model_load_seconds{M}"] < 60
     assert 'emlxd_model_load_seconds{model="later"}' not in values
-    assert values['emlxd_model_loads_total{model="m",result="success"}'] == 1
+    loads = {("m", "success"): 1, ("m", "failure"): 0, ("later", "success"): 0, ("later", "failure"): 0}
+    for (name, result), count in loads.items():
+        assert values[f'emlxd_model_loads_total{{model="{name}",result="{result}"}}'] == count
     for part, size in {"weights": 1000, "kv_cache": 200, "prefix_cache": 30}.items():
         assert values[f'emlxd_model_memory_bytes{{model="m",part="{part}"}}'] == size
     for kind, size in {"active": 11, "peak": 22, "cache": 33}.items():

@@ -74,14 +74,35 @@ async def test_a_line_says_what_the_request_took(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves(capsys: pytest.CaptureFixture[str], stream: bool) -> None:
     async with logging_house() as daemon:
-        daemon.runners["m"].free.clear()
+        runner = daemon.runners["m"]
+        runner.hold_after = 5
         request = asyncio.create_task(daemon.complete(max_tokens=900, stream=stream))
-        await until(daemon, lambda values: values[f"emlxd_requests_running{M}"] == 1)
+        # The first token is that of the prompt, the fifth is read while the sixth is computed.
+        await until(daemon, lambda values: values[f"emlxd_inter_token_latency_seconds_count{M}"] == 4)
         request.cancel()
-        daemon.runners["m"].free.set()
+        abort = 'emlxd_requests_total{endpoint="/v1/completions",finish_reason="abort",model="m"}'
+        values = await until(daemon, lambda values: values.get(abort) == 1)
+        runner.free.set()
         await until(daemon, lambda values: values[f"emlxd_requests_running{M}"] == 0)
     (line,) = requests(capsys.readouterr().err)
     assert (line["finish_reason"], line["model"]) == ("abort", "m")
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (3, 5)
+    assert values[f"emlxd_prompt_tokens_total{M}"] == 3
+    assert values[f"emlxd_generation_tokens_total{M}"] == 5
+    assert f"emlxd_request_generation_tokens_count{M}" not in values
+
+
+async def test_a_request_that_fails_counts_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    async with logging_house() as daemon:
+        runner = daemon.runners["m"]
+        runner.hold_after = 5
+        request = asyncio.create_task(daemon.complete(max_tokens=900))
+        await until(daemon, lambda values: values[f"emlxd_inter_token_latency_seconds_count{M}"] == 4)
+        runner.fail_next = RuntimeError("device lost")
+        runner.free.set()
+        assert (await request).status_code == 500
+    (line,) = requests(capsys.readouterr().err)
+    assert (line["finish_reason"], line["prompt_tokens"], line["completion_tokens"]) == ("error", 3, 5)
 
 
 async def test_a_line_for_a_request_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
