@@ -70,6 +70,8 @@ class Message(Body):
     ] = None
     name: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
@@ -90,6 +92,8 @@ class Message(Body):
     def for_template(self) -> dict[str, Any]:
         """What the client set, in OpenAI's shape. The template's own wishes are text.chat_template's."""
         message = self.model_dump(exclude_none=True)
+        if (thought := message.pop("reasoning", None)) is not None:
+            message.setdefault("reasoning_content", thought)
         if self.content is None and self.refusal is not None:
             message["content"] = message.pop("refusal")
         return message

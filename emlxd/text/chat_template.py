@@ -158,6 +158,9 @@ class _Needs:
             re.search(r"\bcontent\b['\"\])\s]*(is\s+(not\s+)?|==|!=)\s*none\b", source, re.I)
         )
         self._arguments_text = _prints_raw(tree, "arguments")
+        self._thinking = any(
+            _reads(node, "thinking") for node in tree.find_all((nodes.Getattr, nodes.Getitem))
+        )
 
     def normalise(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of ``message`` as the template wants it. Nulls are left out, as Transformers does."""
@@ -167,6 +170,13 @@ class _Needs:
         if result.get("tool_calls"):
             result["tool_calls"] = [self._tool_call(call) for call in result["tool_calls"]]
         result["content"] = self._content(result.get("content"))
+        # gpt-oss' template wants one or the other of a message that calls.
+        if (
+            self._thinking
+            and "reasoning_content" in result
+            and not (result["content"] and "tool_calls" in result)
+        ):
+            result.setdefault("thinking", result["reasoning_content"])
         return result
 
     def _content(self, content: Any) -> Any:

@@ -197,6 +197,16 @@ async def test_alias_resolves(client: openai.AsyncOpenAI) -> None:
     assert answer.model == "org/fake-1b"
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_what_was_thought_reaches_the_template(
+    server: Server, client: openai.AsyncOpenAI, field: str
+) -> None:
+    messages: Any = [*HELLO, {"role": "assistant", "content": "Yes.", field: "Hm."}, *HELLO]
+    await client.chat.completions.create(model="fake", messages=messages)
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert server.worker.chats[-1]["messages"][1] == said
+
+
 async def test_messages_reach_the_template(server: Server, client: openai.AsyncOpenAI) -> None:
     """Edge cases 5, 6 and 7: all roles, text parts in order, and a call without content is not dropped."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -163,6 +163,16 @@ class TestNormalisation:
         assert ours(name, messages) == expected
         assert call["function"]["arguments"] == '{"město": "Brno"}', "the caller's message was changed"  # type: ignore[index]
 
+    def test_thoughts_are_called_what_the_template_calls_them(self) -> None:
+        thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+        call = {"function": {"name": "f", "arguments": {}}}
+        for key in ("reasoning_content", "thinking"):
+            template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.{key} }}}}{{% endfor %}}", {})
+            assert template.render([thought]) == "Hm."
+            assert template.render([thought | {"tool_calls": [call]}]) == "Hm."
+        # gpt-oss' template refuses both of a message that calls.
+        assert template.render([thought | {"content": "So.", "tool_calls": [call]}]) == ""
+
     def test_null_content_stays_null_where_the_template_asks(self) -> None:
         template = ChatTemplate("{{ 'call' if messages[0]['content'] is none else 'text' }}", {})
         assert template.render([{"role": "assistant", "content": None}]) == "call"
