@@ -16,6 +16,7 @@ from emlxd.errors import EmlxdError
 FinishReason = Literal["stop", "length", "tool_calls"]
 Chunking = Literal["word", "token"]
 Channel = Literal["content", "reasoning"]
+Kind = Literal["chat", "embedding", "rerank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,28 @@ class ModelInfo:
     vocab_size: int
     sampling: SamplingParams
     stream_chunks: Chunking = "word"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model's files say it is.
+
+    ``nbytes`` is their size and ``modified`` their time, in Unix seconds. ``digest`` has 64 hex digits and
+    differs when the files do. ``max_context`` is in tokens. ``quantization`` is how most ``parameters`` are
+    stored, such as Q4_K, 4-bit or BF16. ``thinks``: it may think before it answers.
+    """
+
+    kind: Kind
+    format: Literal["gguf", "safetensors"]
+    architecture: str
+    nbytes: int
+    digest: str
+    modified: float
+    parameters: int
+    quantization: str
+    max_context: int
+    template: str = ""
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ import structlog
 
 from emlxd import log
 from emlxd.config import ModelSettings, Settings
+from emlxd.core import ModelCard
 from emlxd.errors import ServerFault
 from emlxd.memory import Needs
 from emlxd.metrics import Metrics
@@ -103,7 +104,7 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
 
 
 def _make_registry(settings: Settings) -> Registry:
-    from emlxd import footprint
+    from emlxd import description, footprint
 
     gate = Gate()
 
@@ -113,8 +114,13 @@ def _make_registry(settings: Settings) -> Registry:
     async def prepare(model: ModelSettings) -> Needs:
         return await aside(lambda: footprint.predict(*fetch_model(model)))
 
+    async def describe(models: Sequence[ModelSettings]) -> Mapping[str, ModelCard]:
+        return await aside(lambda: description.describe_all(models))
+
     residents = Residents(footprint.budget(settings.memory), worker_for, prepare)
-    return Registry(settings.models, residents, stall_timeout=settings.server.stall_timeout)
+    return Registry(
+        settings.models, residents, describe=describe, stall_timeout=settings.server.stall_timeout
+    )
 
 
 async def _reload_on_change(reloader: Reloader) -> None:

@@ -45,6 +45,7 @@ class Metrics:
     """What emlxd counts and times, on the event loop. ``device`` is what the models run on."""
 
     def __init__(self, *, device: str) -> None:
+        self.device = device
         self._numbers: list[Family] = []
         self._histograms: list[LabelledHistogram] = []
         self._collectors: list[Collector] = []

@@ -23,6 +23,7 @@ class Operator:
         self._now = time.monotonic
 
     def status(self) -> dict[str, Any]:
+        self._registry.read_cards()  # the kinds that are not known yet are for the next time
         residents = self._registry.residents
         last = self._reloader.last
         return {
@@ -44,6 +45,7 @@ class Operator:
             "name": entry.name,
             "aliases": list(entry.aliases),
             "adapters": list(entry.adapters),
+            "kind": entry.kind,
             "state": entry.state,
             "error": entry.error.message if entry.error else None,
             "load": entry.settings.load,

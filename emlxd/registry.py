@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -13,11 +13,15 @@ from typing import Final, Literal
 import structlog
 
 from emlxd.config import ModelSettings
+from emlxd.core import Kind, ModelCard
 from emlxd.errors import EmlxdError, ModelNotFound, NoRoom, ServerFault, Unavailable, UserError
 from emlxd.residency import Resident, Residents, UnloadReason
 from emlxd.worker.adapted import Served, adapted
 
 log = structlog.get_logger(__name__)
+
+Describe = Callable[[Sequence[ModelSettings]], Awaitable[Mapping[str, ModelCard]]]
+"""Reads what the models' files say, of those that are on this machine, by name."""
 
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
@@ -38,6 +42,7 @@ class ModelEntry:
 
     settings: ModelSettings
     created: int = field(default_factory=lambda: int(time.time()))
+    card: ModelCard | None = None
     resident: Resident | None = None
     loading: asyncio.Task[EmlxdError | None] | None = None
     error: EmlxdError | None = None
@@ -61,6 +66,25 @@ class ModelEntry:
     def adapters(self) -> Sequence[str]:
         """Names of the model with one of its adapters each."""
         return self.settings.adapter_names
+
+    @property
+    def kind(self) -> Kind | None:
+        """What it is for, None if only its files would tell and they are not here."""
+        if self.settings.kind != "auto":
+            return self.settings.kind
+        return self.card.kind if self.card else None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory now."""
+        return self.usable.nbytes if self.usable else 0
+
+    def seconds_left(self, now: float) -> float:
+        """Until it may be unloaded for idleness, by the registry's clock; infinite if it never is."""
+        resident, limit = self.usable, self.settings.idle_unload
+        if resident is None or not limit or resident.settings.pinned:
+            return math.inf
+        return limit if resident.leases else max(resident.last_used + limit - now, 0.0)
 
     @property
     def state(self) -> State:
@@ -96,11 +120,14 @@ class Registry:
         models: Iterable[ModelSettings],
         residents: Residents,
         *,
+        describe: Describe | None = None,
         stall_timeout: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.residents = residents
         self.stall_timeout = stall_timeout
+        self._describe = describe
+        self._reading: asyncio.Task[None] | None = None
         self._now = now
         self._entries: dict[str, ModelEntry] = {}
         self._names: dict[str, ModelEntry] = {}
@@ -121,6 +148,24 @@ class Registry:
         if name not in self._names:
             raise ModelNotFound(name)
         return self._names[name]
+
+    async def cards(self) -> Mapping[str, ModelCard]:
+        """What the models' files say of them, by name, of those whose files are on this machine."""
+        await asyncio.shield(self.read_cards())
+        return {entry.name: entry.card for entry in self._entries.values() if entry.card}
+
+    def read_cards(self) -> asyncio.Task[None]:
+        """Reads the cards that are not known yet, once for all who wait."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_cards())
+        return self._reading
+
+    async def _read_cards(self) -> None:
+        unread = [entry for entry in self._entries.values() if entry.card is None]
+        if unread and self._describe:
+            cards = await self._describe([entry.settings for entry in unread])
+            for entry in unread:
+                entry.card = cards.get(entry.name)
 
     @property
     def ready(self) -> bool:
@@ -204,6 +249,7 @@ class Registry:
     async def _load(self, entry: ModelEntry) -> EmlxdError | None:
         """One load for all who wait. The failure is given, not raised: there may be nobody to take it."""
         self.discard(entry)
+        entry.card = None  # its files may be others now
         try:
             needs = await self.residents.prepare(entry.settings)
             entry.resident = await self.residents.load(entry.settings, needs)
@@ -281,8 +327,7 @@ class Registry:
                 self._start_loading(entry)
 
     def _idle_for_long(self, entry: ModelEntry) -> bool:
-        resident, limit = entry.resident, entry.settings.idle_unload
-        return resident is not None and resident.idle and 0 < limit <= self._now() - resident.last_used
+        return entry.seconds_left(self._now()) == 0.0
 
     async def watch(self) -> None:
         """Ticks for ever. Raises ServerFault when a worker is stuck, which only a new process can mend."""

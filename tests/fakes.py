@@ -20,6 +20,8 @@ from emlxd.core import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Kind,
+    ModelCard,
     ModelInfo,
     PromptScored,
     SamplingParams,
@@ -237,6 +239,27 @@ class FakeEntry:
     created: int = 1_700_000_000
     state: str = "loaded"
     adapters: tuple[str, ...] = ()
+    kind: Kind | None = "chat"
+    nbytes: int = 3_000
+
+    def seconds_left(self, now: float) -> float:
+        return 60.0
+
+
+def fake_card(**changes: Any) -> ModelCard:
+    defaults: dict[str, Any] = {
+        "kind": "chat",
+        "format": "gguf",
+        "architecture": "fake",
+        "nbytes": 2_000,
+        "digest": "ab" * 32,
+        "modified": 1_700_000_000.0,
+        "parameters": 134_515_008,
+        "quantization": "Q4_1",
+        "max_context": 1000,
+        "template": "{{ messages }}",
+    }
+    return ModelCard(**defaults | changes)
 
 
 @dataclass
@@ -249,11 +272,16 @@ class FakeRegistry:
     ready: bool = True
     refusal: EmlxdError | None = None
     leased: int = 0
+    card: ModelCard | None = field(default_factory=fake_card)
+
+    async def cards(self) -> Mapping[str, ModelCard]:
+        return {self.worker.name: self.card} if self.card else {}
 
     @property
     def models(self) -> Sequence[FakeEntry]:
         state = "loaded" if self.ready else "loading"
-        return (FakeEntry(self.worker.name, self.aliases, state=state, adapters=self.adapters),)
+        kind = self.card.kind if self.card else None
+        return (FakeEntry(self.worker.name, self.aliases, state=state, adapters=self.adapters, kind=kind),)
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[FakeWorker]:

@@ -17,7 +17,7 @@ FLOORS = (
     {"text", "config_file", "keys", "sources"},
     {"graph"},
     {"worker"},
-    {"registry", "residency", "readings", "memory", "footprint", "reload", "operate"},
+    {"registry", "residency", "readings", "memory", "footprint", "description", "reload", "operate"},
     {"api"},
     {"server", "bench", "service"},
     {"daemon"},

@@ -16,10 +16,12 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.get("/v1/models")
     async def list_models() -> Response:
+        await services.registry.cards()
         return json_response({"object": "list", "data": list(model_objects(services.registry).values())})
 
     @blueprint.get("/v1/models/<path:model>")
     async def retrieve_model(model: str) -> Response:
+        await services.registry.cards()
         found = model_objects(services.registry).get(model)
         if found is None:
             raise ModelNotFound(model)
@@ -39,6 +41,8 @@ def names_of(entry: ModelEntry) -> tuple[str, ...]:
 
 
 def model_object(name: str, entry: ModelEntry) -> dict[str, Any]:
-    """OpenAI's; one with an adapter has its model as ``parent`` besides."""
+    """OpenAI's, and besides a ``kind`` if it does not chat, and the ``parent`` of one with an adapter."""
     shown = {"id": name, "object": "model", "created": entry.created, "owned_by": "emlxd"}
+    if entry.kind not in ("chat", None):
+        shown["kind"] = entry.kind
     return shown | ({"parent": entry.name} if name in entry.adapters else {})

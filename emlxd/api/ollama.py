@@ -1,12 +1,11 @@
-"""Ollama's /api/chat, generate, embed, tags, ps, show and version, for clients that know no other API.
+"""Ollama's /api/chat, generate, embed and version, for clients that know no other API.
 
 Models are those of config.yaml, with weights and contexts as they are there.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from quart import Blueprint, Response
@@ -18,7 +17,7 @@ from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Events, Run, count_prompts, lease, submit
 from emlxd.api.logprobs import Json
-from emlxd.api.models import names_of
+from emlxd.api.ollama_models import known_name
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
 from emlxd.api.prompts import chat_prompt, shaped, text_prompt
 from emlxd.api.render import json_response
@@ -26,18 +25,15 @@ from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes
 from emlxd.api.sse import line_response
-from emlxd.api.surface import Embedder, ModelEntry, Registry, Services, Worker
-from emlxd.errors import ModelNotFound, RequestError
+from emlxd.api.surface import Embedder, Services, Worker
+from emlxd.errors import RequestError
 from emlxd.metrics import package_version
 from emlxd.text.dialect import Wishes
-
-LATEST = ":latest"  # clients add it to a name without a tag
 
 
 def routes(services: Services) -> Blueprint:
     blueprint = Blueprint("ollama", __name__)
     limit = services.settings.server.max_body_bytes
-    registry = services.registry
 
     @blueprint.post("/api/chat")
     async def chat() -> Response:
@@ -85,25 +81,6 @@ def routes(services: Services) -> Blueprint:
             }
         )
 
-    @blueprint.get("/api/tags")
-    async def tags() -> Response:
-        return json_response({"models": [_model(name, entry) for name, entry in _named(registry)]})
-
-    @blueprint.get("/api/ps")
-    async def loaded() -> Response:
-        found = [_model(entry.name, entry) for entry in registry.models if entry.state == "loaded"]
-        return json_response({"models": found})
-
-    @blueprint.post("/api/show")
-    async def show() -> Response:
-        name = validate(ollama_schema.OllamaBody, await read_object(limit)).model
-        known = _known(registry, name)
-        entry = dict(_named(registry))[known]
-        if entry.state != "loaded":  # what a model is, only its files know
-            return json_response(_about(known, entry) | {"capabilities": [], "model_info": {}})
-        worker, _ = await _leased(services, name)
-        return json_response(_about(known, entry, worker.info.architecture) | _abilities(worker))
-
     @blueprint.get("/api/version")
     async def version() -> Response:
         return json_response({"version": package_version()})
@@ -114,7 +91,7 @@ def routes(services: Services) -> Blueprint:
 async def _leased(services: Services, name: str) -> tuple[Worker, float]:
     """The worker, and how many seconds it took to be there."""
     began = current_exchange().seconds
-    worker = await lease(services, _known(services.registry, name))
+    worker = await lease(services, known_name(services.registry, name))
     return worker, current_exchange().seconds - began
 
 
@@ -129,49 +106,3 @@ async def _answer(renderer: OllamaRenderer, runs: Sequence[Run], *, stream: bool
     if stream:
         return line_response(renderer, Events(runs))
     return await respond(renderer, runs, stream=False, heartbeat=0)
-
-
-def _named(registry: Registry) -> Iterator[tuple[str, ModelEntry]]:
-    for entry in registry.models:
-        for name in names_of(entry):
-            yield name, entry
-
-
-def _known(registry: Registry, name: str) -> str:
-    """The name as the registry has it. Raises ModelNotFound."""
-    names = {known for known, _ in _named(registry)}
-    for candidate in (name, name.removesuffix(LATEST)):
-        if candidate in names:
-            return candidate
-    raise ModelNotFound(name)
-
-
-def _model(name: str, entry: ModelEntry) -> Json:
-    """The digest is the name's: files are not read for a list. Their size is not known here, so it is 0."""
-    own = name if name in entry.adapters else entry.name
-    digest = hashlib.sha256(own.encode()).hexdigest()
-    return {"name": name, "model": name, "size": 0, "digest": digest} | _about(name, entry)
-
-
-def _about(name: str, entry: ModelEntry, family: str = "") -> Json:
-    details = {
-        "parent_model": entry.name if name in entry.adapters else "",
-        "format": "mlx",
-        "family": family,
-        "families": [family] if family else [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    return {"modified_at": timestamp(datetime.fromtimestamp(entry.created, UTC)), "details": details}
-
-
-def _abilities(worker: Worker) -> Json:
-    architecture = worker.info.architecture
-    return {
-        "capabilities": ["embedding" if isinstance(worker, Embedder) else "completion"],
-        "model_info": {
-            "general.architecture": architecture,
-            f"{architecture}.context_length": worker.info.max_context,
-            f"{architecture}.vocab_size": worker.info.vocab_size,
-        },
-    }

@@ -138,9 +138,9 @@ class OllamaChatBody(OllamaGeneratingBody):
         return found | ({"tools": tools} if tools else {})
 
     def _conversation(self) -> list[Json]:
-        """Ollama's calls have no ids; the results follow them in their order."""
+        """Ollama's calls have no ids: a result is that of the first call of its name, or of the next one."""
         messages: list[Json] = []
-        waiting: list[str] = []
+        waiting: list[tuple[str, str]] = []  # calls without a result, by name and id
         for place, message in enumerate(self.messages or []):
             said: Json = {"role": message.role, "content": message.content or ""}
             if message.thinking:
@@ -151,11 +151,12 @@ class OllamaChatBody(OllamaGeneratingBody):
                     tool_call(id, call.function.name, orjson.dumps(call.function.arguments).decode())
                     for id, call in zip(ids, message.tool_calls, strict=True)
                 ]
-                waiting = ids
+                waiting = [(call.function.name, id) for call, id in zip(message.tool_calls, ids, strict=True)]
             if message.role == "tool":
-                said["tool_call_id"] = message.tool_call_id or (
-                    waiting.pop(0) if waiting else f"call_{place}"
-                )
+                answered = next((call for call in waiting if call[0] == message.tool_name), None)
+                answered = answered or (waiting or [("", f"call_{place}")])[0]
+                waiting = [call for call in waiting if call != answered]
+                said["tool_call_id"] = message.tool_call_id or answered[1]
             messages.append(said)
         return messages
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from emlxd.api.drain import Drain
 from emlxd.config import Settings
-from emlxd.core import GenerateRequest, ModelInfo, Shape, TokenizedText
+from emlxd.core import GenerateRequest, Kind, ModelCard, ModelInfo, Shape, TokenizedText
 from emlxd.metrics import Metrics
 from emlxd.text.dialect import Wishes
 from emlxd.worker.mailbox import Generation
@@ -100,6 +100,16 @@ class ModelEntry(Protocol):
     def created(self) -> int: ...
     @property
     def state(self) -> str: ...
+    @property
+    def kind(self) -> Kind | None:
+        """None while only files would tell that are not here."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory now."""
+
+    def seconds_left(self, now: float, /) -> float:
+        """Until it may be unloaded for idleness; infinite if it never is. ``now`` is monotonic time."""
 
 
 class Registry(Protocol):
@@ -108,6 +118,9 @@ class Registry(Protocol):
     @property
     def ready(self) -> bool:
         """Every model that should be loaded answers."""
+
+    async def cards(self) -> Mapping[str, ModelCard]:
+        """What the models' files say of them, by name, of those whose files are here."""
 
     def lease(self, name: str) -> AbstractAsyncContextManager[Worker]:
         """A worker that stays loaded while it is held. Raises ModelNotFound and Unavailable."""

@@ -31,7 +31,7 @@ def chat(model: ModelArgument = None, config: ConfigOption = None, url: UrlOptio
     client = daemon_client(config, url)
     names = client.model_names()
     if not names:
-        raise UserError(f"{client.url} serves no models.")
+        raise UserError(f"{client.url} serves no models that write text.")
     if model is not None and model not in names:
         raise UserError(f"{client.url} has no model '{model}'. It has: {', '.join(names)}.")
     with suppress(ImportError):

@@ -36,8 +36,10 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def model_names(self) -> list[str]:
+        """Of those that write text. Only emlxd says of a model that it does not."""
         with self._open("/v1/models") as response:
-            return [model["id"] for model in json.load(response)["data"]]
+            models = json.load(response)["data"]
+        return [model["id"] for model in models if model.get("kind", "chat") == "chat"]
 
     def states(self) -> tuple[dict[str, str], str]:
         """Each model's state, and what is to be said when not all is well."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
@@ -20,17 +20,21 @@ from emlxd.graph.safetensors import open_safetensors
 from emlxd.graph.spec import LayerSpec, ModelSpec, ring_size
 from emlxd.graph.weights import Quantization
 
+_FORMS: Final = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "FP8"}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor of ``values`` numbers.
 
     A quantised one takes ``packed`` bytes if it stays so, and ``scales`` numbers of the compute type.
+    ``form`` is what people call the type that it is stored in, such as Q4_K, 4-bit or BF16.
     """
 
     values: int
     packed: int = 0
     scales: int = 0
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +104,16 @@ def _mixer_row(spec: ModelSpec, layer: LayerSpec) -> int:
 def _of_gguf(info: TensorInfo, quantize: Quantization | None) -> StoredTensor:
     if info.block.name in KEPT_BITS:
         quantize = Quantization(32, KEPT_BITS[info.block.name])
-    return _dense(info.shape, quantize)
+    return _dense(info.shape, info.block.name, quantize)
 
 
-def _dense(shape: Sequence[int], quantize: Quantization | None) -> StoredTensor:
+def _dense(shape: Sequence[int], form: str, quantize: Quantization | None) -> StoredTensor:
     """A tensor that ``quantize`` changes, if it is a matrix that divides into groups."""
     values = math.prod(shape)
     if quantize is None or len(shape) < 2 or shape[-1] % quantize.group_size:
-        return StoredTensor(values)
-    return StoredTensor(values, values * quantize.bits // 8, 2 * values // quantize.group_size)
+        return StoredTensor(values, form=form)
+    packed, scales = values * quantize.bits // 8, 2 * values // quantize.group_size
+    return StoredTensor(values, packed, scales, form)
 
 
 def tensors_of_folder(
@@ -122,7 +127,7 @@ def tensors_of_folder(
             stem, _, kind = name.rpartition(".")
             scales = tensors.get(f"{stem}.scales")
             if scales is None:
-                yield _dense(tensor.shape, quantize)
+                yield _dense(tensor.shape, _FORMS.get(tensor.dtype, str(tensor.dtype)), quantize)
             elif kind == "weight":
                 yield _quantized(
                     tensor, scales, tensors.get(f"{stem}.biases"), _group_size(quantization, stem)
@@ -131,9 +136,10 @@ def tensors_of_folder(
 
 def _quantized(data: mx.array, scales: mx.array, biases: mx.array | None, group_size: int) -> StoredTensor:
     values = scales.size * group_size
+    form = f"{8 * data.nbytes // values}-bit"
     if not mx.issubdtype(scales.dtype, mx.floating):  # of the mx formats, which have no biases
-        return StoredTensor(values, data.nbytes + scales.nbytes)
-    return StoredTensor(values, data.nbytes, scales.size + (0 if biases is None else biases.size))
+        return StoredTensor(values, data.nbytes + scales.nbytes, form=form)
+    return StoredTensor(values, data.nbytes, scales.size + (0 if biases is None else biases.size), form)
 
 
 def _group_size(quantization: Mapping[str, Any], stem: str) -> int:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from emlxd.config import ModelSettings
+from emlxd.core import Kind
 from emlxd.errors import ModelFormatError
 from emlxd.graph.checkpoint import Checkpoint, open_checkpoint
 from emlxd.graph.device import Device, current_device
@@ -22,8 +23,6 @@ from emlxd.graph.open import quantization_of
 from emlxd.graph.pooling import load_pair_score, load_sentence_vector
 from emlxd.graph.sentence_files import SentenceSpec, is_sentence_model, read_sentence_spec
 from emlxd.graph.taker import Taker
-
-Kind = Literal["chat", "embedding", "rerank"]
 
 # Heads for other tasks, and tables that are computed anew.
 _UNUSED: Final = ("position_ids", "pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier", "vocab_")

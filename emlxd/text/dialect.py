@@ -132,6 +132,12 @@ class Dialect:
         return f"<[{id}]>" if special else json.dumps(text, ensure_ascii=False)
 
 
+def thinks(template: str) -> bool:
+    """Whether a model with this chat template may think before it answers."""
+    format = detect(template)
+    return find_thinking(template, "") is not None or (format is not None and format.name == "harmony")
+
+
 def _instructions(tools: Sequence[Message]) -> str:
     described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (

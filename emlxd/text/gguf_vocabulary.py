@@ -65,7 +65,7 @@ def _load(metadata: Mapping[str, Any]) -> Vocabulary:
         bos_id=named.get("bos"),
         eos_ids=_end_ids(metadata, tokens, types, named),
         special_tokens={f"{_TEMPLATE_NAMES.get(name, name)}_token": tokens[id] for name, id in named.items()},
-        chat_templates=_chat_templates(metadata),
+        chat_templates=chat_templates(metadata),
     )
 
 
@@ -204,7 +204,8 @@ def _id(metadata: Mapping[str, Any], name: str, tokens: list[str], default: int 
     return id
 
 
-def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """By name, the usual one as "default"."""
     key = "tokenizer.chat_template"
     named = {name[len(key) + 1 :]: text for name, text in metadata.items() if name.startswith(key + ".")}
     return {"default": metadata[key], **named} if key in metadata else named

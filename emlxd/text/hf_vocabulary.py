@@ -35,7 +35,7 @@ def load(folder: Path) -> Vocabulary:
         bos_id=backend.token_to_id(bos) if bos else None,
         eos_ids=_end_ids(folder, backend.token_to_id(eos) if eos else None),
         special_tokens=specials,
-        chat_templates=_chat_templates(folder, config),
+        chat_templates=chat_templates(folder),
     )
 
 
@@ -85,9 +85,13 @@ def _end_ids(folder: Path, eos_id: int | None) -> frozenset[int]:
     return frozenset(id for id in [*listed, eos_id] if id is not None)
 
 
-def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Later sources win: tokenizer_config.json, chat_template.json, the .jinja files."""
-    sources = [config.get("chat_template"), _read_json(folder / "chat_template.json").get("chat_template")]
+def chat_templates(folder: Path) -> dict[str, str]:
+    """By name, the usual one as "default".
+
+    Later sources win: tokenizer_config.json, chat_template.json, the .jinja files. Raises ModelFormatError.
+    """
+    files = ("tokenizer_config.json", "chat_template.json")
+    sources = [_read_json(folder / file).get("chat_template") for file in files]
     templates: dict[str, str] = {}
     for source in sources:
         if isinstance(source, str):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emlxd.config import ModelSettings
-from emlxd.core import ModelInfo, SamplingParams
+from emlxd.core import Kind, ModelInfo, SamplingParams
 from emlxd.worker.load import read_tokenizer
 from emlxd.worker.reader import ReaderModel
-
-if TYPE_CHECKING:
-    from emlxd.graph.open_embedder import Kind
 
 
 def kind_of(settings: ModelSettings, path: Path) -> Kind:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -12,10 +14,10 @@ import pytest
 
 from emlxd.api.exchange import Exchange
 from emlxd.api.ollama_render import ChatRenderer
-from emlxd.core import Finished, TextPiece, Timing, ToolCallPiece, Usage
+from emlxd.core import Finished, ModelCard, TextPiece, Timing, ToolCallPiece, Usage
 from emlxd.errors import ServerFault
 from tests.api.conftest import Server, start_server
-from tests.fakes import FakeEmbedder, FakeRegistry
+from tests.fakes import FakeEmbedder, FakeRegistry, fake_card
 
 ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Count."}]}
 TEXT = "one two three four five six"
@@ -87,12 +89,14 @@ async def test_without_a_prompt_the_model_is_loaded(client: ollama.AsyncClient, 
 
 
 async def test_a_conversation_with_tools(client: ollama.AsyncClient, server: Server) -> None:
-    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    calls = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("add", "add", "now", "add")]
     messages = [
         *ASK["messages"],
-        {"role": "assistant", "thinking": "Hm.", "tool_calls": [call, call]},
+        {"role": "assistant", "thinking": "Hm.", "tool_calls": calls},
+        {"role": "tool", "content": "12:00", "tool_name": "now"},
         {"role": "tool", "content": "2", "tool_name": "add"},
         {"role": "tool", "content": "3", "tool_name": "add"},
+        {"role": "tool", "content": "4"},
     ]
     tool = {
         "type": "function",
@@ -101,9 +105,10 @@ async def test_a_conversation_with_tools(client: ollama.AsyncClient, server: Ser
     await client.chat("fake", messages, tools=[tool], think=True)
     chat = server.worker.chats[-1]
     said = chat["messages"][1]
-    assert [each["function"]["name"] for each in said["tool_calls"]] == ["add", "add"]
-    ids = [each["id"] for each in said["tool_calls"]]
-    assert [message["tool_call_id"] for message in chat["messages"][2:]] == ids
+    assert said["reasoning_content"] == "Hm."
+    assert [json.loads(each["function"]["arguments"]) for each in said["tool_calls"]] == [{"a": 1}] * 4
+    first, second, now, last = (each["id"] for each in said["tool_calls"])
+    assert [message["tool_call_id"] for message in chat["messages"][2:]] == [now, first, second, last]
     assert chat["tools"][0]["function"]["name"] == "add"
     assert chat["kwargs"]["enable_thinking"] is True
 
@@ -116,15 +121,53 @@ async def test_format_holds_the_answer_to_a_schema(client: ollama.AsyncClient, s
 
 
 async def test_models(client: ollama.AsyncClient) -> None:
-    assert [model.model for model in (await client.list()).models] == ["org/fake-1b", "fake"]
-    assert [model.model for model in (await client.ps()).models] == ["org/fake-1b"]
+    listed = (await client.list()).models
+    assert [model.model for model in listed] == ["org/fake-1b", "fake"]
+    for model in listed:
+        assert (model.size, model.digest) == (2_000, "ab" * 32)
+        assert model.modified_at == datetime.fromtimestamp(1_700_000_000, UTC)
+        assert model.details is not None
+        assert (model.details.format, model.details.family) == ("gguf", "fake")
+        assert (model.details.parameter_size, model.details.quantization_level) == ("134.52M", "Q4_1")
+    (loaded,) = (await client.ps()).models
+    assert (loaded.name, loaded.size, loaded.size_vram) == ("org/fake-1b", 3_000, 3_000)
+    assert (loaded.digest, loaded.context_length) == ("ab" * 32, 1000)
+    assert loaded.expires_at is not None
+    assert timedelta(0) < loaded.expires_at - datetime.now(UTC) <= timedelta(seconds=60)
     shown = await client.show("fake:latest")
     assert shown.modelinfo == {
         "general.architecture": "fake",
+        "general.parameter_count": 134_515_008,
         "fake.context_length": 1000,
-        "fake.vocab_size": 256,
     }
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
+    assert shown.template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("card", "capabilities"),
+    [
+        (fake_card(thinks=True), ["completion", "tools", "thinking"]),
+        (fake_card(template=""), ["completion"]),
+        (fake_card(kind="embedding"), ["embedding"]),
+        (None, []),
+    ],
+)
+async def test_what_a_model_can_do(card: ModelCard | None, capabilities: list[str]) -> None:
+    async with start_server(FakeRegistry(card=card)) as server:
+        client = ollama.AsyncClient(host=server.url, verify=False)
+        assert (await client.show("fake")).capabilities == capabilities
+        assert [model.size for model in (await client.list()).models] == [card.nbytes if card else 0] * 2
+        await client.close()
+
+
+async def test_a_model_with_an_adapter_is_another_model() -> None:
+    async with start_server(FakeRegistry(aliases=(), adapters=("org/fake-1b:tuned",))) as server:
+        client = ollama.AsyncClient(host=server.url, verify=False)
+        own, tuned = (await client.list()).models
+        assert own.digest != tuned.digest
+        assert tuned.details is not None and tuned.details.parent_model == "org/fake-1b"
+        await client.close()
 
 
 async def test_version(http: httpx.AsyncClient) -> None:

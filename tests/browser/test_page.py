@@ -47,6 +47,23 @@ async def test_models_and_what_they_do(page: Any, daemon: FakeDaemon) -> None:
     assert daemon.house.in_memory == ["large"]
 
 
+@pytest.mark.parametrize("operator", [True, False])
+async def test_only_models_that_chat_are_offered(page: Any, daemon: FakeDaemon, operator: bool) -> None:
+    if not operator:
+        await page.route("**/admin/status", lambda route: route.fulfill(status=403, json={}))
+    tuned = {"name": "tuned", "source": {"path": "/tuned"}}
+    models = {
+        "smol": {"adapters": [tuned]},
+        "vectors": {"kind": "embedding", "load": "on_demand"},
+        "ranker": {"kind": "rerank", "load": "on_demand"},
+    }
+    daemon.write(models)
+    await daemon.reloader.reload()
+    await expect(page.locator(".card")).to_have_count(3)
+    await expect(page.locator(".card").nth(1)).to_contain_text("Not loaded, for embeddings")
+    await expect(page.locator("#model option")).to_have_text(["smol", "smol:tuned"])
+
+
 async def test_a_load_that_fails_says_why(page: Any, daemon: FakeDaemon) -> None:
     daemon.house.failures["large"] = ServerFault("large.gguf is truncated")
     await page.get_by_role("button", name="Load large").click()

@@ -45,6 +45,9 @@ def config(tmp_path):
     return write
 
 
+VECTORS = {"id": "vectors", "kind": "embedding"}
+
+
 class Daemon(ThreadingHTTPServer):
     """Says what it is told to, and keeps what it was asked."""
 
@@ -71,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path in self.server.answers:
             self.answer(200, self.server.answers[self.path])
         elif self.path == "/v1/models":
-            self.answer(200, {"data": [{"id": name} for name in self.server.names]})
+            self.answer(200, {"data": [*({"id": name} for name in self.server.names), VECTORS]})
         elif self.server.states is not None:
             self.answer(200, {"status": "ready", "models": self.server.states})
         else:

@@ -7,6 +7,7 @@ import { byId, setText } from "./dom.js";
 import * as models from "./models.js";
 
 const EVERY = 1000; // milliseconds
+const NO_CHAT = ["embedding", "rerank"];
 const TABS = ["models", "chat", "config"];
 
 function startTabs() {
@@ -69,7 +70,8 @@ function showHealth(state, text) {
 async function tick() {
   try {
     const status = await models.refresh();
-    chat.offer(status.models.flatMap((model) => [model.name, ...model.adapters]));
+    const chats = status.models.filter((model) => !NO_CHAT.includes(model.kind));
+    chat.offer(chats.flatMap((model) => [model.name, ...model.adapters]));
     const down = status.models.filter((model) => model.state === "failed").length;
     const loading = status.models.some((model) => model.state === "loading");
     showHealth(down ? "failed" : loading ? "loading" : "ready", down ? `${down} failed` : loading ? "loading" : "ready");

@@ -41,9 +41,10 @@ async function readStatus() {
   const ready = await getJson("/ready").catch(() => ({ models: {} }));
   const served = (await getJson("/v1/models")).data;
   const adapters = (name) => served.filter((model) => model.parent === name).map((model) => model.id);
+  const kind = (name) => served.find((model) => model.id === name)?.kind;
   const states = Object.entries(ready.models);
   const found = states.length ? states : served.filter((model) => !model.parent).map((model) => [model.id]);
-  const models = found.map(([name, state]) => ({ name, state, aliases: [], adapters: adapters(name) }));
+  const models = found.map(([name, state]) => ({ name, state, kind: kind(name), aliases: [], adapters: adapters(name) }));
   return { operator: false, models };
 }
 
@@ -137,9 +138,10 @@ class Card {
 function describe(model) {
   const words = { loaded: "Loaded", loading: "Loading", unloaded: "Not loaded", failed: "Failed" };
   const state = words[model.state] ?? model.state ?? "Configured";
+  const use = { embedding: ", for embeddings", rerank: ", for ranking" }[model.kind] ?? "";
   const called = model.aliases.length ? `, also called ${model.aliases.join(", ")}` : "";
   const adapters = model.adapters.length ? `; with adapters as ${model.adapters.join(", ")}` : "";
-  return state + called + adapters;
+  return state + use + called + adapters;
 }
 
 function svg(tag, attributes) {
