@@ -41,6 +41,22 @@ BASE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {
+        "attention_bias": False,
+        "attention_multiplier": 0.125,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"] * 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "position_embedding_type": "nope",
+    },
     "lfm2": {
         "norm_eps": 1e-6,
         "conv_bias": False,
@@ -70,7 +86,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def main(rounds: int) -> None:
-    print(f"{'family':12} {'prefill, tok/s':>24} {'decode, tok/s':>24}")
+    print(f"{'family':16} {'prefill, tok/s':>24} {'decode, tok/s':>24}")
     for family, own in FAMILIES.items():
         config = {"model_type": family} | BASE | own
         module = importlib.import_module(f"mlx_lm.models.{family}")
@@ -83,7 +99,7 @@ def main(rounds: int) -> None:
         for part, tokens in ((0, len(PROMPT)), (1, DECODED)):
             ours, theirs = (min(time[side][part] for time in times) for side in (0, 1))
             cells.append(f"{tokens / ours:8.0f} / {tokens / theirs:5.0f} = {theirs / ours:5.2f}")
-        print(f"{family:12} {cells[0]:>24} {cells[1]:>24}")
+        print(f"{family:16} {cells[0]:>24} {cells[1]:>24}")
 
 
 def _open(folder: Path, model: Any, config: dict[str, Any]) -> MlxRunner:

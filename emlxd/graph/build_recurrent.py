@@ -10,7 +10,8 @@ import mlx.core as mx
 from emlxd.graph.activations import Functions
 from emlxd.graph.delta_net import DeltaNet
 from emlxd.graph.layers import Parallel, fuse
-from emlxd.graph.recurrent_spec import DeltaNetSpec, RecurrentSpec, ShortConvSpec
+from emlxd.graph.mamba import Mamba
+from emlxd.graph.recurrent_spec import DeltaNetSpec, MambaSpec, RecurrentSpec, ShortConvSpec
 from emlxd.graph.short_conv import CausalConv, ShortConv
 from emlxd.graph.spec import ModelSpec, NormSpec
 from emlxd.graph.taker import Taker
@@ -26,6 +27,8 @@ def build_recurrent(
             return _short_conv(take, spec, recurrent, f"{layer}.conv")
         case DeltaNetSpec():
             return _delta_net(take, spec, recurrent, f"{layer}.linear_attn", functions)
+        case MambaSpec():
+            return _mamba(take, spec, recurrent, f"{layer}.mamba", functions)
 
 
 def _short_conv(take: Taker, spec: ModelSpec, conv: ShortConvSpec, prefix: str) -> ShortConv:
@@ -79,6 +82,21 @@ def _by_kind(groups: int, sizes: Sequence[int]) -> mx.array:
     rows = mx.arange(groups * sum(sizes)).reshape(groups, -1)
     ends = list(accumulate(sizes))[:-1]
     return mx.concatenate([part.flatten() for part in mx.split(rows, ends, axis=1)])
+
+
+def _mamba(take: Taker, spec: ModelSpec, mamba: MambaSpec, prefix: str, functions: Functions) -> Mamba:
+    heads, rows = mamba.heads, mamba.values + mamba.channels + mamba.heads
+    return Mamba(
+        spec=mamba,
+        inputs=take.linear(f"{prefix}.in_proj", rows, spec.hidden_size, mamba.bias),
+        conv=_conv(take, f"{prefix}.conv1d", mamba.channels, mamba.width, mamba.conv_bias),
+        rate=take.evaluated(mx.exp(take.vector(f"{prefix}.A_log", heads, dtype=mx.float32))),
+        shift=take.vector(f"{prefix}.dt_bias", heads, dtype=mx.float32),
+        skip=take.vector(f"{prefix}.D", heads, dtype=mx.float32),
+        norm=take.norm(f"{prefix}.norm", NormSpec(spec.norm.eps), mamba.values, dtype=mx.float32),
+        out=take.linear(f"{prefix}.out_proj", spec.hidden_size, mamba.values, mamba.bias),
+        functions=functions,
+    )
 
 
 def _conv(take: Taker, stem: str, channels: int, width: int, bias: bool) -> CausalConv:

@@ -121,6 +121,17 @@ def _granite(c: Config) -> dict[str, Any]:
     }
 
 
+def _granite_hybrid_layer(c: Config, i: int) -> dict[str, Any]:
+    experts = None
+    if c.get("num_local_experts"):
+        shared = int(c["shared_intermediate_size"])
+        experts = parts.local_experts(c, "softmax_chosen", shared_width=shared)
+    if c["layer_types"][i] == "mamba":
+        return {"experts": experts, "rope": None, "recurrent": parts.mamba(c)}
+    rotated = c.get("position_embedding_type", "rope") != "nope"
+    return {"experts": experts, "rope": parts.rope(c, scaling=None) if rotated else None}
+
+
 def _minicpm(c: Config) -> dict[str, Any]:
     return {
         "embedding_scale": float(c["scale_emb"]),
@@ -299,6 +310,25 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 "block_sparse_moe.output_linear",
             ),
         },
+    ),
+    "granitemoehybrid": Family(
+        "Granite 4, with experts or without",
+        _granite,
+        _granite_hybrid_layer,
+        names={
+            "mlp.router": "block_sparse_moe.router.layer",
+            "mlp.stacked": "block_sparse_moe.switch_mlp",
+            "mlp.stacked.gate_up_proj": "block_sparse_moe.input_linear",
+            "mlp.stacked.down_proj": (
+                "block_sparse_moe.switch_mlp.down_proj",
+                "block_sparse_moe.output_linear",
+            ),
+            "mlp.shared_experts.gate_up_proj": "shared_mlp.input_linear",
+            "mlp.shared_experts.down_proj": "shared_mlp.output_linear",
+            "mlp.gate_up_proj": "shared_mlp.input_linear",
+            "mlp.down_proj": ("mlp.down_proj", "shared_mlp.output_linear"),
+        },
+        defaults={"tie_word_embeddings": True, "time_step_limit": (0.001, 100.0)},
     ),
     "lfm2": Family(
         "LFM 2",

@@ -74,7 +74,43 @@ class DeltaNetSpec:
         return 2 * (2 * self.keys + self.values) + self.value_heads * (2 * self.key_dim + 2 * CHUNK)
 
 
-RecurrentSpec = ShortConvSpec | DeltaNetSpec
+@dataclass(frozen=True, slots=True)
+class MambaSpec:
+    """A Mamba-2 state space behind a convolution over ``width`` tokens.
+
+    ``groups`` of neighbouring heads share what writes to the state and what reads from it. A step takes time
+    within ``step_limits``.
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    width: int
+    conv_bias: bool
+    bias: bool
+    step_limits: tuple[float, float]
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: values, what writes, what reads."""
+        return self.values + 2 * self.groups * self.state_dim
+
+    @property
+    def states(self) -> tuple[Kept, ...]:
+        state = Kept((self.heads, self.head_dim, self.state_dim), by_token=False, exact=True)
+        return conv_state(self.channels, self.width), state
+
+    @property
+    def widest_row(self) -> int:
+        return 2 * self.channels + self.heads * (2 * self.state_dim + 2 * CHUNK)
+
+
+RecurrentSpec = ShortConvSpec | DeltaNetSpec | MambaSpec
 
 
 def conv_state(channels: int, width: int) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from emlxd.graph.recurrent_spec import DeltaNetSpec
+from emlxd.graph.recurrent_spec import DeltaNetSpec, MambaSpec
 from emlxd.graph.rope import yarn_magnitude
 from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec, Scores
 
@@ -153,6 +153,23 @@ def delta_net(c: Config, *, grouped: bool) -> DeltaNetSpec:
     if net.value_heads % net.key_heads:
         raise ValueError(f"{net.value_heads} value heads cannot share {net.key_heads} key heads")
     return net
+
+
+def mamba(c: Config) -> MambaSpec:
+    least, most = c["time_step_limit"]
+    mamba = MambaSpec(
+        heads=int(c["mamba_n_heads"]),
+        head_dim=int(c["mamba_d_head"]),
+        state_dim=int(c["mamba_d_state"]),
+        groups=int(c["mamba_n_groups"]),
+        width=int(c["mamba_d_conv"]),
+        conv_bias=bool(c["mamba_conv_bias"]),
+        bias=bool(c["mamba_proj_bias"]),
+        step_limits=(float(least), float(most)),
+    )
+    if mamba.heads % mamba.groups:
+        raise ValueError(f"{mamba.heads} heads cannot be {mamba.groups} groups")
+    return mamba
 
 
 def qwen_sparse(c: Config, i: int) -> bool:

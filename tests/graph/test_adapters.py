@@ -122,7 +122,11 @@ def test_drafts_are_checked_with_the_adapter(llama: tuple[Path, list[Path]]) -> 
 
 
 @pytest.mark.parametrize(
-    "family", ["phi3", "qwen3_moe", "deepseek_v2", "starcoder2", "gemma3_text", "lfm2", "qwen3_next"]
+    "family",
+    [
+        *("phi3", "qwen3_moe", "deepseek_v2", "starcoder2", "gemma3_text"),
+        *("granitemoehybrid", "lfm2", "qwen3_next"),
+    ],
 )
 def test_adapters_of_other_families(tmp_path: Path, family: str) -> None:
     """Fused, latent and narrow projections, and the router of a mixture of experts."""
@@ -135,6 +139,7 @@ def test_adapters_of_other_families(tmp_path: Path, family: str) -> None:
         ],
         "starcoder2": ["self_attn.v_proj", "mlp.c_fc", "mlp.c_proj"],
         "gemma3_text": list(tiny_adapters.KEYS),
+        "granitemoehybrid": ["mamba.in_proj", "shared_mlp.output_linear"],
         "lfm2": ["conv.in_proj", "feed_forward.w3"],
         "qwen3_next": ["self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.out_proj"],
     }[family]

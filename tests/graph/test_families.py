@@ -79,20 +79,36 @@ def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kin
     assert_decode_agrees(model, oracle)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "qwen3_5"])
 def test_a_folder_as_it_was_published_is_the_one_that_mlx_lm_makes_of_it(tmp_path: Path, family: str) -> None:
-    """Norms are stored less one, kernels with their width last, and there is more than is wanted."""
     oracle, config = oracle_of(family)
-    tensors = {"mtp.fc.weight": mx.zeros((4, 4))}
+    tensors: dict[str, mx.array] = {}
+    extra = {} if family == "lfm2" else {"mtp.fc.weight": mx.zeros((4, 4))}
     for name, tensor in tree_flatten(oracle.parameters()):
-        if name.endswith("conv1d.weight"):
+        if name.endswith(("conv1d.weight", "conv.conv.weight")):
             tensor = tensor.swapaxes(1, 2)
-        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-            tensor = tensor - 1
+        elif extra and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            tensor = tensor - 1  # Qwen's norms are stored less one
         tensors[name.replace("language_model.model.", "model.language_model.")] = tensor
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
-    model = load_transformer(open_checkpoint(tmp_path), Device("cpu"), max_context=CONTEXT, dtype="float32")
+    assert_folder_agrees(tmp_path, tensors | extra, oracle, config)
+
+
+def test_granite_without_experts_as_it_was_published(tmp_path: Path) -> None:
+    oracle, config = oracle_of("granitemoehybrid", num_local_experts=0)
+    tensors = dict(tree_flatten(oracle.parameters()))
+    for layer in (f"model.layers.{number}" for number in range(3)):
+        parts = [tensors.pop(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")]
+        tensors[f"{layer}.shared_mlp.input_linear.weight"] = mx.concatenate(parts[:2])
+        tensors[f"{layer}.shared_mlp.output_linear.weight"] = parts[2]
+    assert_folder_agrees(tmp_path, tensors, oracle, config)
+
+
+def assert_folder_agrees(
+    folder: Path, tensors: dict[str, mx.array], oracle: Any, config: dict[str, Any]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    model = load_transformer(open_checkpoint(folder), Device("cpu"), max_context=CONTEXT, dtype="float32")
     assert_prefill_agrees(model, oracle(mx.array([PROMPT]))[0])
 
 

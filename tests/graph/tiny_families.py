@@ -123,6 +123,20 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "granite": GRANITE | {"tie_word_embeddings": True},
+    "granitemoehybrid": GRANITE
+    | LOCAL_MOE
+    | {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 6,
+        "mamba_d_head": 12,
+        "mamba_d_state": 24,
+        "mamba_n_groups": 2,
+        "mamba_d_conv": 4,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": True,
+        "position_embedding_type": "nope",
+    },
     "granitemoe": GRANITE | LOCAL_MOE,
     "lfm2": {
         "norm_eps": 1e-5,

@@ -29,7 +29,7 @@ CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, se
 MakeDrive = Callable[..., Drive]
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "lfm2", "qwen3_next"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "lfm2", "qwen3_next", "granitemoehybrid"])
 def family(request: pytest.FixtureRequest) -> str:
     """Attention alone, with windows in rings, and each kind of recurrent state."""
     return str(request.param)
