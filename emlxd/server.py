@@ -22,6 +22,7 @@ from quart import Quart
 from emlxd.api import surface
 from emlxd.api.app import create_app
 from emlxd.api.drain import Drain
+from emlxd.api.response_store import ResponseStore
 from emlxd.config import ServerSettings, Settings
 from emlxd.errors import UserError
 from emlxd.keys import read_keys
@@ -50,11 +51,20 @@ class Front:
         self.drain = Drain()
         self._metrics = metrics
         self._tracer = tracer
+        self._responses = ResponseStore()
         self._app: Quart
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Checks what the app needs of ``settings``, and gives what puts them in force. Raises UserError."""
-        app = create_app(self.registry, settings, self._metrics, self.drain, self.operator, self._tracer)
+        app = create_app(
+            self.registry,
+            settings,
+            self._metrics,
+            self.drain,
+            self.operator,
+            self._tracer,
+            self._responses,
+        )
 
         def put_in_force() -> None:
             self._app, self.settings = app, settings

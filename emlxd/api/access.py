@@ -6,6 +6,7 @@ key is checked. An answer to an allowed origin always says so, an error too: a p
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from quart import Quart, Response, request
 
+from emlxd.api.exchange import current_exchange
 from emlxd.config import Settings
 from emlxd.errors import AuthenticationFailed, PermissionDenied
 from emlxd.keys import read_keys
@@ -36,7 +38,7 @@ def install(app: Quart, settings: Settings) -> None:
         rule = request.url_rule.rule if request.url_rule else ""
         if keys:
             if rule not in unguarded:
-                _check_key(keys)
+                current_exchange().owner = _check_key(keys)
         elif rule.startswith(ADMIN):
             _check_operator(None if origin in origins or origin == _own_origin() else origin)
         return None
@@ -53,7 +55,8 @@ def install(app: Quart, settings: Settings) -> None:
     app.after_request(allow_origin)
 
 
-def _check_key(keys: Sequence[bytes]) -> None:
+def _check_key(keys: Sequence[bytes]) -> bytes:
+    """A digest of the key that the request has. Raises AuthenticationFailed."""
     given = _given_key()
     if given is None:
         raise AuthenticationFailed(
@@ -63,6 +66,7 @@ def _check_key(keys: Sequence[bytes]) -> None:
     matches = [hmac.compare_digest(given, key) for key in keys]
     if not any(matches):
         raise AuthenticationFailed("The API key is not known to this server.")
+    return hashlib.sha256(given).digest()
 
 
 def _given_key() -> bytes | None:

@@ -28,6 +28,7 @@ from emlxd.api import (
 )
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
+from emlxd.api.response_store import ResponseStore
 from emlxd.api.span import record_span
 from emlxd.api.surface import Operator, Registry, Services
 from emlxd.config import Settings
@@ -60,12 +61,15 @@ def create_app(
     drain: Drain | None = None,
     operator: Operator | None = None,
     tracer: Tracer | None = None,
+    responses: ResponseStore | None = None,
 ) -> Quart:
     """``drain`` is given by who wants to end the server gracefully, ``operator`` by who has /admin.
 
+    ``responses`` are those that were kept, by who goes on with them in another app.
+
     Raises UserError if the file of keys cannot be read.
     """
-    services = Services(registry, settings, metrics, drain or Drain())
+    services = Services(registry, settings, metrics, drain or Drain(), responses or ResponseStore())
     app = Quart("emlxd", static_folder=None)
     app.config.update(
         RESPONSE_TIMEOUT=None,  # a stream takes as long as it takes

@@ -73,7 +73,7 @@ class Exchange:
     """``route`` is the URL template, not the path: it labels metrics, so its values are few.
 
     ``id`` is made here and unique. ``request_id`` is the client's own where it has sent one. ``traceparent``
-    is the header of W3C Trace Context.
+    is the header of W3C Trace Context. ``owner`` differs for clients with different keys.
     """
 
     method: str
@@ -84,6 +84,7 @@ class Exchange:
     id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)
     route: str = "unmatched"
+    owner: bytes = b""
     status: int | None = None
     tally: Tally = field(default_factory=Tally)
 

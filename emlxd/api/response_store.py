@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from emlxd.api.logprobs import Json
+from emlxd.api.conversation import Json
 from emlxd.api.responses_schema import Item
 from emlxd.errors import ResponseNotFound
 
@@ -26,29 +26,32 @@ class Kept:
 
 
 class ResponseStore:
-    """The newest responses; the oldest go when there are too many or they take too much."""
+    """The newest responses; the oldest go when there are too many or they take too much.
+
+    Each belongs to an ``owner``, and for others it is not there.
+    """
 
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, str], Kept] = OrderedDict()
         self._bytes = 0
 
-    def keep(self, response: Json, items: Sequence[Item]) -> None:
+    def keep(self, owner: bytes, response: Json, items: Sequence[Item]) -> None:
         size = len(orjson.dumps([response, [item.model_dump() for item in items]]))
-        self._kept[response["id"]] = Kept(response, items, size)
+        self._kept[owner, response["id"]] = Kept(response, items, size)
         self._bytes += size
         while self._bytes > self._max_bytes or len(self._kept) > self._max_responses:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.size
 
-    def get(self, id: str) -> Kept:
+    def get(self, owner: bytes, id: str) -> Kept:
         """Raises ResponseNotFound."""
-        if id not in self._kept:
+        if (owner, id) not in self._kept:
             raise ResponseNotFound(id)
-        return self._kept[id]
+        return self._kept[owner, id]
 
-    def delete(self, id: str) -> None:
+    def delete(self, owner: bytes, id: str) -> None:
         """Raises ResponseNotFound."""
-        self._bytes -= self.get(id).size
-        del self._kept[id]
+        self._bytes -= self.get(owner, id).size
+        del self._kept[owner, id]

@@ -25,7 +25,7 @@ from emlxd.errors import RequestError, ResponseNotFound
 def routes(services: Services) -> Blueprint:
     blueprint = Blueprint("responses", __name__)
     server = services.settings.server
-    store = ResponseStore()
+    store = services.responses
 
     @blueprint.post("/v1/responses")
     async def create_response() -> Response:
@@ -48,11 +48,11 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.get("/v1/responses/<id>")
     async def retrieve_response(id: str) -> Response:
-        return json_response(store.get(id).response)
+        return json_response(store.get(current_exchange().owner, id).response)
 
     @blueprint.delete("/v1/responses/<id>")
     async def delete_response(id: str) -> Response:
-        store.delete(id)
+        store.delete(current_exchange().owner, id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
     return blueprint
@@ -96,7 +96,7 @@ def _earlier_items(store: ResponseStore, body: ResponsesBody) -> Sequence[Item]:
     if body.previous_response_id is None:
         return []
     try:
-        return store.get(body.previous_response_id).items
+        return store.get(current_exchange().owner, body.previous_response_id).items
     except ResponseNotFound as error:
         raise RequestError(
             error.message, param="previous_response_id", code="previous_response_not_found"
@@ -104,7 +104,9 @@ def _earlier_items(store: ResponseStore, body: ResponsesBody) -> Sequence[Item]:
 
 
 def _keep_in(store: ResponseStore, items: Sequence[Item]) -> Keep:
+    owner = current_exchange().owner
+
     def keep(response: Json) -> None:
-        store.keep(response, [*items, *ITEMS.validate_python(response["output"])])
+        store.keep(owner, response, [*items, *ITEMS.validate_python(response["output"])])
 
     return keep

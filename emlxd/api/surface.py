@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from emlxd.api.drain import Drain
+from emlxd.api.response_store import ResponseStore
 from emlxd.config import Settings
 from emlxd.core import GenerateRequest, Kind, ModelCard, ModelInfo, Shape, TokenizedText
 from emlxd.metrics import Metrics
@@ -152,3 +153,4 @@ class Services:
     settings: Settings
     metrics: Metrics
     drain: Drain
+    responses: ResponseStore

@@ -11,8 +11,10 @@ import pytest
 from quart import Blueprint, Quart, Response
 
 from emlxd.api import access
+from emlxd.api.exchange import ExchangeMiddleware
 from emlxd.config import MetricsSettings, ServerSettings, Settings
 from emlxd.errors import UserError
+from emlxd.metrics import Metrics
 from tests.api.conftest import Server, start_server
 from tests.api.test_errors import error_of
 
@@ -167,6 +169,7 @@ def admin_app(**server: Any) -> Quart:
     blueprint.add_url_rule("/admin/thing", "thing", lambda: Response("done"))
     app.register_blueprint(blueprint)
     app.register_error_handler(Exception, lambda error: Response(error.message, error.status))
+    app.asgi_app = ExchangeMiddleware(app.asgi_app, Metrics(device="fake"))  # type: ignore[method-assign]
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,10 +17,11 @@ from emlxd.api.response_store import ResponseStore
 from emlxd.api.responses_schema import ITEMS, ResponsesBody
 from emlxd.core import TextPiece, Tool, ToolCallPiece
 from emlxd.errors import QueueFull, ResponseNotFound, ServerFault
-from tests.api.conftest import Server
+from tests.api.conftest import Server, start_server
 from tests.api.strict import assert_known_fields
 from tests.api.test_errors import error_of
 from tests.api.wire import connect
+from tests.daemon_of_fakes import fake_daemon
 
 SAID = "one two three four five six"
 PATH = "/v1/responses"
@@ -249,6 +251,34 @@ async def test_what_is_not_kept(server: Server, client: openai.AsyncOpenAI, http
         )
 
 
+async def test_what_is_kept_belongs_to_a_key() -> None:
+    async with start_server(api_keys=["k-1", "k-2"]) as server:
+        plain = openai.DefaultAsyncHttpxClient(verify=False)
+        own = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k-1", http_client=plain)
+        other = own.with_options(api_key="k-2")
+        kept = await ask(own)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(kept.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.delete(kept.id)
+        with pytest.raises(openai.BadRequestError, match="resp_"):
+            await ask(other, previous_response_id=kept.id)
+        assert (await own.responses.retrieve(kept.id)).id == kept.id
+        await ask(own, previous_response_id=kept.id)
+        await own.close()
+
+
+async def test_what_is_kept_outlives_a_reload(tmp_path: Path) -> None:
+    async with fake_daemon(tmp_path / "config.yaml", {"m": {}}) as daemon:
+        plain = openai.DefaultAsyncHttpxClient(verify=False)
+        client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", http_client=plain)
+        kept = await client.responses.create(model="m", input="hi")
+        daemon.write({"m": {}}, server={"heartbeat": 7})
+        assert not (await daemon.reloader.reload()).empty
+        assert (await client.responses.retrieve(kept.id)).id == kept.id
+        await client.close()
+
+
 PARAMETERS: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD: Any = {
     "type": "function",
@@ -349,21 +379,21 @@ def test_the_store_has_bounds() -> None:
     items = ITEMS.validate_python([{"role": "user", "content": "x" * 1000}])
     few = ResponseStore(max_responses=2)
     for number in range(3):
-        few.keep({"id": str(number)}, items)
+        few.keep(b"", {"id": str(number)}, items)
     with pytest.raises(ResponseNotFound):
-        few.get("0")
-    assert few.get("1").items == few.get("2").items == items
+        few.get(b"", "0")
+    assert few.get(b"", "1").items == few.get(b"", "2").items == items
     small = ResponseStore(max_bytes=2500)
     for number in range(3):
-        small.keep({"id": str(number)}, items)
+        small.keep(b"", {"id": str(number)}, items)
     with pytest.raises(ResponseNotFound):
-        small.get("0")
-    small.delete("1")
-    small.keep({"id": "3"}, items)
-    assert small.get("2") and small.get("3")
-    small.keep({"id": "4", "text": "x" * 5000}, items)
+        small.get(b"", "0")
+    small.delete(b"", "1")
+    small.keep(b"", {"id": "3"}, items)
+    assert small.get(b"", "2") and small.get(b"", "3")
+    small.keep(b"", {"id": "4", "text": "x" * 5000}, items)
     with pytest.raises(ResponseNotFound):
-        small.get("4")
+        small.get(b"", "4")
 
 
 @pytest.mark.parametrize(
