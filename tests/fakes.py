@@ -69,14 +69,16 @@ def fake_info(**changes: Any) -> ModelInfo:
 
 @dataclass
 class FakeWorker:
-    """Says ``words``, or ``says`` if there is any. Fails with ``failure`` after ``fail_after`` words; waits
-    for ``gate`` after ``free`` events. With ``patient`` others run between its words."""
+    """Says ``words``, or ``says`` if there is any, which may be ``cut_off``. Fails with ``failure`` after
+    ``fail_after`` words; waits for ``gate`` after ``free`` events. With ``patient`` others run between its
+    words."""
 
     name: str = "org/fake-1b"
     info: ModelInfo = field(default_factory=fake_info)
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     words: Sequence[str] = WORDS
     says: Sequence[TextPiece | ToolCallPiece] = ()
+    cut_off: bool = False
     failure: EmlxdError | None = None
     fail_after: int = 0
     free: int = 0
@@ -169,10 +171,11 @@ class FakeWorker:
         if self.says:
             called = any(isinstance(said, ToolCallPiece) for said in self.says)
             usage = Usage(len(request.prompt), len(self.says), reasoning_tokens=2)
-            end = Finished("tool_calls" if called else "stop", usage, Timing(), index=index)
+            reason: FinishReason = "tool_calls" if called else "stop"
+            end = Finished("length" if self.cut_off else reason, usage, Timing(), index=index)
             return [*(replace(said, index=index) for said in self.says), end]
         words = list(self.words[: request.max_tokens])
-        reason: FinishReason = "length" if len(words) == request.max_tokens else "stop"
+        reason = "length" if len(words) == request.max_tokens else "stop"
         text, stop = _cut("".join(words), request.stop)
         if self.failure is not None:
             return [TextPiece(word, index) for word in words[: self.fail_after]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from typing import Final
 
 import orjson
 
@@ -12,6 +14,8 @@ from emlxd.api.render import Said
 from emlxd.core import Finished, PromptScored, TextPiece, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
 
+# Whole strings, so that no mark inside of one counts.
+_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],]', re.DOTALL)
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -140,10 +144,27 @@ def _delta(kind: str, piece: str) -> Json:
             return {"type": "text_delta", "text": piece}
 
 
-def _arguments(text: str) -> Any:
-    """The object as it was written, to the last digit. Of a call that was cut off there is none."""
+def _arguments(text: str) -> orjson.Fragment:
+    """The object as it was written, to the last digit; of one that was cut off, its whole members."""
+    return orjson.Fragment(next((json for json in (text, *_shortened(text)) if _is_json(json)), "{}"))
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """What the beginning of an object may be closed to: after its last value, or before its last member."""
+    if text.rstrip().endswith(('"', "}", "]")):  # a number might have had more digits
+        yield f"{text}}}"
+    depth, end = 0, 1
+    for mark in _MARKS.finditer(text):
+        depth += mark[0] in ("{", "[")
+        depth -= mark[0] in ("}", "]")
+        if mark[0] == "," and depth == 1:
+            end = mark.start()
+    yield f"{text[:end]}}}"
+
+
+def _is_json(text: str) -> bool:
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
-        return {}
-    return orjson.Fragment(text)
+        return False
+    return True

@@ -247,10 +247,35 @@ async def test_thoughts_and_calls(server: Server, claude: anthropic.AsyncAnthrop
     assert kinds == ["thinking_delta", "text_delta", *["input_json_delta"] * 4]
 
 
-async def test_a_call_that_was_cut_off(server: Server, claude: anthropic.AsyncAnthropic) -> None:
-    server.worker.says = CALLS[2:4]
-    (block,) = (await ask(claude, tools=[ADD])).content
-    assert block.type == "tool_use" and block.input == {}
+@pytest.mark.parametrize(
+    ("written", "whole"),
+    [
+        ("", {}),
+        ('{"a":', {}),
+        ('{"a": "x", "b": [1, 2', {"a": "x"}),
+        ('{"a": "x, {", "b": {"c": 1, "d": 2}', {"a": "x, {", "b": {"c": 1, "d": 2}}),
+        ('{"a": "x, {", "b": "\\", ', {"a": "x, {"}),
+        ('{"a": "x", "b": "y"', {"a": "x", "b": "y"}),
+        ('{"a": "x", "b": "y\\"', {"a": "x"}),
+        ('{"a": "x", "b": 12', {"a": "x"}),
+        ('{"a": 12', {}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+async def test_a_call_that_was_cut_off(
+    server: Server, claude: anthropic.AsyncAnthropic, written: str, whole: dict[str, Any]
+) -> None:
+    """The stream has all that was written, and a whole answer the members that are whole."""
+    server.worker.says = (ToolCallPiece(0, "", "call_1", "add"), ToolCallPiece(0, written))
+    server.worker.cut_off = True
+    answer = await ask(claude, tools=[ADD])
+    (block,) = answer.content
+    assert block.type == "tool_use" and block.input == whole
+    assert answer.stop_reason == "max_tokens"
+    events = [event for _, event in await raw_events(server, tools=[ADD])]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["partial_json"] for delta in deltas) == written
+    assert events[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize(
