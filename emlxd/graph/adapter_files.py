@@ -16,7 +16,10 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph.safetensors import open_safetensors
 
 Modules = Mapping[str, tuple[mx.array, mx.array]]
-"""A [in, r] and B [r, out], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``."""
+"""A [in, r] and B [r, out], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``.
+
+Of a projection of all experts [experts, ...] each.
+"""
 
 _MLX_NAME: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[ab])")
 _PEFT_NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.(default\.)?weight")
@@ -71,12 +74,15 @@ def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
     scale = _number(path, parameters, "scale")
     rank = _number(path, parameters, "rank")
     tensors = _tensors(path, "adapters.safetensors")
-    modules = _paired(path, tensors, _MLX_NAME, lambda module, r: scale)
+    turned = {name: tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor for name, tensor in tensors.items()}
+    modules = _paired(path, turned, _MLX_NAME, lambda module, r: scale)
     first = layers - _layers_adapted(path, config, layers)
     keys = parameters.get("keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+        raise _bad(path, f"has keys {keys!r}, expected a list of names")
     for module, (a, _) in modules.items():
-        if a.shape[1] != rank:
-            raise _bad_module(path, module, f"has rank {a.shape[1]}, but lora_parameters say {rank:g}")
+        if a.shape[-1] != rank:
+            raise _bad_module(path, module, f"has rank {a.shape[-1]}, but lora_parameters say {rank:g}")
         place = _LAYER.fullmatch(module)
         chosen = place and int(place[1]) >= first and (keys is None or place[2] in keys)
         if not chosen and module not in (keys or ()):
@@ -143,7 +149,7 @@ def _paired(
     pattern: re.Pattern[str],
     scale: Callable[[str, int], float],
 ) -> Modules:
-    """A and B of each module, both as [in, r] and [r, out]; ``scale`` is told its name and rank."""
+    """A and B of each module, as ``Modules`` has them; ``scale`` is told its name and rank."""
     sides: dict[str, dict[str, mx.array]] = {}
     for name, tensor in tensors.items():
         match = pattern.fullmatch(name)
@@ -161,11 +167,12 @@ def _checked(
     a, b = sides["a"], sides["b"]
     if not mx.issubdtype(a.dtype, mx.floating) or not mx.issubdtype(b.dtype, mx.floating):
         raise _bad_module(path, module, f"is {a.dtype} and {b.dtype}, expected floating point")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or not a.shape[1]:
+    fits = a.ndim == b.ndim in (2, 3) and (*a.shape[:-2], a.shape[-1]) == b.shape[:-1] and a.shape[-1]
+    if not fits:
         raise _bad_module(
             path, module, f"has the shapes {a.shape} and {b.shape}, expected [in, r] and [r, out]"
         )
-    return a, b.astype(mx.float32) * scale(module, a.shape[1])
+    return a, b.astype(mx.float32) * scale(module, a.shape[-1])
 
 
 def _number(path: Path, values: Mapping[str, Any], key: str) -> float:

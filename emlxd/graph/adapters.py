@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -32,21 +33,34 @@ class Adapters:
     def delta(self, stem: str, shape: tuple[int, int]) -> Delta | None:
         """For the projection ``stem`` with a weight of ``shape`` [out, in]. Raises ModelFormatError."""
         parts = [self._part(number, stem, shape) for number in range(len(self._files))]
-        if not any(parts):
-            return None
-        return stack_deltas(parts, shape, self._dtype, self.chosen)
+        return stack_deltas(parts, self._dtype, self.chosen)
 
-    def _part(self, number: int, stem: str, shape: tuple[int, int]) -> tuple[mx.array, mx.array] | None:
+    def expert_delta(self, stems: Sequence[str], stem: str, shape: tuple[int, int]) -> Delta | None:
+        """For one projection of all experts, which an adapter has as ``stem``, or as ``stems`` of each."""
+        parts = [self._expert_part(number, stems, stem, shape) for number in range(len(self._files))]
+        return stack_deltas(parts, self._dtype, self.chosen)
+
+    def _expert_part(
+        self, number: int, stems: Sequence[str], stem: str, shape: tuple[int, int]
+    ) -> tuple[mx.array, mx.array] | None:
+        whole = self._part(number, stem, (len(stems), *shape))
+        if whole is not None:
+            return whole
+        each = stack_deltas([self._part(number, one, shape) for one in stems], self._dtype, self.chosen)
+        return (each.a, each.b) if each else None
+
+    def _part(self, number: int, stem: str, shape: tuple[int, ...]) -> tuple[mx.array, mx.array] | None:
         file, left = self._files[number], self._left[number]
         name = next((name for name in stored_stems(stem, self._names) if name in left), None)
         if name is None:
             return None
         left.discard(name)
         a, b = file.modules[name]
-        if (b.shape[1], a.shape[0]) != shape:
+        found = (*a.shape[:-2], b.shape[-1], a.shape[-2])
+        if found != shape:
+            stored, expected = (" x ".join(map(str, one)) for one in (found, shape))
             raise ModelFormatError(
-                f"{file.path}: '{name}' is for a weight of {b.shape[1]} x {a.shape[0]}, "
-                f"but the model's is {shape[0]} x {shape[1]}"
+                f"{file.path}: '{name}' is for a weight of {stored}, but the model's is {expected}"
             )
         return a, b
 
@@ -55,8 +69,8 @@ class Adapters:
         for file, left in zip(self._files, self._left, strict=True):
             if left:
                 raise ModelFormatError(
-                    f"{file.path}: adapts {some(left)}, expected projections that the model has, of its "
-                    "attention and of its feed-forward layers without experts"
+                    f"{file.path}: adapts {some(left)}, expected projections of the attention and of the "
+                    "feed-forward layers that the model has"
                 )
 
 
@@ -73,19 +87,19 @@ def open_adapters(
 def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
     """How many numbers the adapters in ``paths`` take together. Reads headers. Raises ModelFormatError."""
     ranks: dict[str, dict[str, int]] = {}
-    sizes: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, int] = {}
     for path in paths:
         for module, (a, b) in read_adapter(path, len(spec.layers)).modules.items():
             layer, _, name = module.rpartition(".")
             joined = next((names for names in JOINED if name in names), (name,))
             whole = f"{layer}.{joined}"
-            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[1])
-            out = b.shape[1] * len(joined)
+            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[-1])
+            out = b.shape[-1] * len(joined)
             if "q_proj" in joined:
                 queries = 2 * spec.heads if spec.attention_gate else spec.heads
                 out = (queries + 2 * spec.kv_heads) * spec.head_dim
-            sizes[whole] = a.shape[0], out
-    return sum((len(paths) + 1) * sum(ranks[whole].values()) * sum(sizes[whole]) for whole in ranks)
+            sizes[whole] = math.prod(a.shape[:-2]) * (a.shape[-2] + out)
+    return len(paths) * sum(sum(ranks[whole].values()) * sizes[whole] for whole in ranks)
 
 
 class SlotAdapters:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 
 from emlxd.graph.activations import Activation
+from emlxd.graph.delta import Delta, join_deltas
 from emlxd.graph.layers import Mlp, Parallel, fuse
 from emlxd.graph.moe import ExpertLinear, Experts, Moe
 from emlxd.graph.spec import ExpertsSpec, ModelSpec
@@ -60,30 +63,46 @@ def _correction(take: Taker, experts: ExpertsSpec, prefix: str) -> mx.array | No
 
 
 def _gate_up(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str) -> tuple[ExpertLinear, ...]:
-    width, hidden = experts.width, spec.hidden_size
+    width, hidden, names = experts.width, spec.hidden_size, ("gate_proj", "up_proj")
     if take.has(f"{prefix}.stacked.gate_up_proj.weight"):
         fused = _projection(take, experts, prefix, "gate_up_proj", 2 * width, hidden)
-        return (take.evaluated(_apart(fused)) if experts.interleaved else fused,)
-    gate, up = (_projection(take, experts, prefix, name, width, hidden) for name in ("gate_proj", "up_proj"))
+        fused = _apart(fused) if experts.interleaved else fused
+        deltas = [_delta(take, experts, prefix, name, width, hidden) for name in names]
+        return (take.evaluated(replace(fused, delta=join_deltas(deltas, [width, width]))),)
+    gate, up = (_projection(take, experts, prefix, name, width, hidden) for name in names)
     weight = fuse_rows([gate.weight, up.weight])
     if weight is None:
         return gate, up
     bias = None if gate.bias is None or up.bias is None else mx.concatenate([gate.bias, up.bias], axis=-1)
-    return (take.evaluated(ExpertLinear(weight, bias)),)
+    delta = join_deltas([gate.delta, up.delta], [width, width])
+    return (take.evaluated(ExpertLinear(weight, bias, delta)),)
 
 
 def _projection(
     take: Taker, experts: ExpertsSpec, prefix: str, name: str, rows: int, columns: int
 ) -> ExpertLinear:
     """One projection of all experts, stored as one tensor or as one for each."""
-    if take.has(f"{prefix}.experts.0.{name}.weight"):
-        each = [f"{prefix}.experts.{index}.{name}" for index in range(experts.count)]
+    stem, each = _stems(experts, prefix, name)
+    delta = _delta(take, experts, prefix, name, rows, columns)
+    if take.has(f"{each[0]}.weight"):
         weight = take.evaluated(stack([take.matrix(stem, rows, columns) for stem in each]))
         bias = mx.stack([take.vector(f"{stem}.bias", rows) for stem in each]) if experts.bias else None
-        return ExpertLinear(weight, bias)
-    stem = f"{prefix}.stacked.{name}"
+        return ExpertLinear(weight, bias, delta)
     weight = take.matrix(stem, experts.count, rows, columns)
-    return ExpertLinear(weight, take.vector(f"{stem}.bias", experts.count, rows) if experts.bias else None)
+    bias = take.vector(f"{stem}.bias", experts.count, rows) if experts.bias else None
+    return ExpertLinear(weight, bias, delta)
+
+
+def _delta(
+    take: Taker, experts: ExpertsSpec, prefix: str, name: str, rows: int, columns: int
+) -> Delta | None:
+    stem, each = _stems(experts, prefix, name)
+    return take.expert_delta(each, stem, rows, columns)
+
+
+def _stems(experts: ExpertsSpec, prefix: str, name: str) -> tuple[str, list[str]]:
+    """What a projection of all experts is called, and that of each."""
+    return f"{prefix}.stacked.{name}", [f"{prefix}.experts.{index}.{name}" for index in range(experts.count)]
 
 
 def _apart(fused: ExpertLinear) -> ExpertLinear:

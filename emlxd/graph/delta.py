@@ -19,44 +19,59 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A [n, in, r] and B [n, r, out] of all adapters, scaled; number 0 is zeros, for rows without one."""
+    """A [n, in, r] and B [n, r, out] of n adapters, scaled. Of experts [n, experts, ...] each."""
 
     a: mx.array
     b: mx.array
     chosen: Chosen
 
     def __call__(self, x: mx.array) -> mx.array | None:
-        """[B, L, in] -> [B, L, out]"""
-        rows = self.chosen.rows
-        if rows is None:
+        """[B, L, in] -> [B, L, out]; None if there is nothing to add."""
+        adapters = self.chosen.rows
+        return None if adapters is None else _product(x, self.a, self.b, adapters - 1, adapters)
+
+    def of_experts(self, x: mx.array, experts: mx.array, rows: mx.array) -> mx.array | None:
+        """[..., 1, in] -> [..., 1, out] for one expert each, int [...], and the row that each belongs to."""
+        if self.chosen.rows is None:
             return None
-        return mx.gather_mm(mx.gather_mm(x, self.a, rhs_indices=rows), self.b, rhs_indices=rows)
+        adapters = self.chosen.rows[rows]
+        at = (adapters - 1) * self.a.shape[1] + experts
+        return _product(x, self.a.flatten(0, 1), self.b.flatten(0, 1), at, adapters)
 
     def with_outputs(self, outputs: mx.array) -> Delta:
         """For some of the outputs, or all in another order."""
         return Delta(self.a, self.b[..., outputs], self.chosen)
 
 
+def _product(x: mx.array, a: mx.array, b: mx.array, at: mx.array, adapters: mx.array) -> mx.array:
+    """Zeros where there is no adapter."""
+    at = mx.maximum(at, 0)
+    inner = mx.gather_mm(x, a, rhs_indices=at)
+    inner = mx.where((adapters > 0)[..., None, None], inner, 0)
+    return mx.gather_mm(inner, b, rhs_indices=at)
+
+
 def stack_deltas(
-    parts: Sequence[tuple[mx.array, mx.array] | None], shape: tuple[int, int], dtype: mx.Dtype, chosen: Chosen
-) -> Delta:
-    """From A [in, r] and B [r, out] of each adapter, None where it has none, for a projection of ``shape``.
+    parts: Sequence[tuple[mx.array, mx.array] | None], dtype: mx.Dtype, chosen: Chosen
+) -> Delta | None:
+    """From A [..., in, r] and B [..., r, out] of each adapter, None where it has none.
 
     Smaller ranks are filled with zeros, which change nothing.
     """
-    rank = max(a.shape[1] for a, _ in filter(None, parts))
-    (out, size) = shape
-    none = mx.zeros((size, rank), dtype), mx.zeros((rank, out), dtype)
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    rank = max(a.shape[-1] for a, _ in present)
+    padded = [_padded(part or (present[0][0][..., :0], present[0][1][..., :0, :]), rank) for part in parts]
+    a, b = (mx.stack([pair[side] for pair in padded]).astype(dtype) for side in (0, 1))
+    return Delta(a, b, chosen)
 
-    def padded(part: tuple[mx.array, mx.array] | None) -> tuple[mx.array, mx.array]:
-        if part is None:
-            return none
-        a, b = part
-        room = (0, rank - a.shape[1])
-        return mx.pad(a.astype(dtype), [(0, 0), room]), mx.pad(b.astype(dtype), [room, (0, 0)])
 
-    pairs = [none, *map(padded, parts)]
-    return Delta(mx.stack([a for a, _ in pairs]), mx.stack([b for _, b in pairs]), chosen)
+def _padded(part: tuple[mx.array, mx.array], rank: int) -> tuple[mx.array, mx.array]:
+    a, b = part
+    none = [(0, 0)] * (a.ndim - 2)
+    room = (0, rank - a.shape[-1])
+    return mx.pad(a, [*none, (0, 0), room]), mx.pad(b, [*none, room, (0, 0)])
 
 
 def join_deltas(deltas: Sequence[Delta | None], widths: Sequence[int]) -> Delta | None:
@@ -70,7 +85,8 @@ def join_deltas(deltas: Sequence[Delta | None], widths: Sequence[int]) -> Delta 
     blocks, left = [], 0
     for delta, width in zip(deltas, widths, strict=True):
         if delta is not None:
-            blocks.append(mx.pad(delta.b, [(0, 0), (0, 0), (left, sum(widths) - left - width)]))
+            room = (left, sum(widths) - left - width)
+            blocks.append(mx.pad(delta.b, [*[(0, 0)] * (delta.b.ndim - 1), room]))
         left += width
     a = mx.concatenate([delta.a for delta in present], axis=-1)
-    return Delta(a, mx.concatenate(blocks, axis=1), present[0].chosen)
+    return Delta(a, mx.concatenate(blocks, axis=-2), present[0].chosen)

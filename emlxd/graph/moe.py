@@ -9,6 +9,7 @@ from typing import Final
 import mlx.core as mx
 
 from emlxd.graph.activations import Activation
+from emlxd.graph.delta import Delta
 from emlxd.graph.layers import Linear, Mlp
 from emlxd.graph.spec import ExpertsSpec
 from emlxd.graph.weights import Weight
@@ -18,13 +19,19 @@ _SORTED_FROM: Final = 64  # rows from which reading each expert once pays for so
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear:
-    """One projection of all experts: W [experts, out, in], bias [experts, out]."""
+    """One projection of all experts: W [experts, out, in], bias [experts, out], and what adapters add."""
 
     weight: Weight
     bias: mx.array | None = None
+    delta: Delta | None = None
 
-    def __call__(self, x: mx.array, experts: mx.array, in_order: bool) -> mx.array:
-        """x [..., 1, in], experts int [...] -> [..., 1, out]"""
+    def __call__(self, x: mx.array, experts: mx.array, rows: mx.array, in_order: bool) -> mx.array:
+        """x [..., 1, in], experts int [...], rows of the batch int [...] -> [..., 1, out]"""
+        y = self._plain(x, experts, in_order)
+        added = self.delta.of_experts(x, experts, rows) if self.delta else None
+        return y if added is None else y + added
+
+    def _plain(self, x: mx.array, experts: mx.array, in_order: bool) -> mx.array:
         w = self.weight
         if (q := w.quantization) and w.scales is not None:
             y = mx.gather_qmm(
@@ -54,17 +61,18 @@ class Experts:
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
         """x [B, L, D], chosen int [B, L, k] -> [B, L, k, D]"""
+        rows = mx.broadcast_to(mx.arange(x.shape[0])[:, None, None], chosen.shape)
         if chosen.size < _SORTED_FROM:
-            return self._run(x[..., None, None, :], chosen, False).squeeze(-2)
+            return self._run(x[..., None, None, :], chosen, rows, False).squeeze(-2)
         order = mx.argsort(chosen.flatten())
-        rows = x.reshape(-1, 1, x.shape[-1])[order // chosen.shape[-1]]
-        out = self._run(rows, chosen.flatten()[order], True)
+        tokens = x.reshape(-1, 1, x.shape[-1])[order // chosen.shape[-1]]
+        out = self._run(tokens, chosen.flatten()[order], rows.flatten()[order], True)
         return out[mx.argsort(order)].reshape(*chosen.shape, -1)
 
-    def _run(self, x: mx.array, experts: mx.array, in_order: bool) -> mx.array:
-        parts = [part(x, experts, in_order) for part in self.gate_up]
+    def _run(self, x: mx.array, experts: mx.array, rows: mx.array, in_order: bool) -> mx.array:
+        parts = [part(x, experts, rows, in_order) for part in self.gate_up]
         gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
-        return self.down(self.activation(gate, up), experts, in_order)
+        return self.down(self.activation(gate, up), experts, rows, in_order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -11,6 +11,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph.adapter_files import some
 from emlxd.graph.adapters import Adapters
 from emlxd.graph.checkpoint import Checkpoint
+from emlxd.graph.delta import Delta
 from emlxd.graph.layers import Linear, Norm, arrays_in
 from emlxd.graph.spec import NormSpec
 from emlxd.graph.weights import Quantization, Weight, quantize
@@ -75,6 +76,12 @@ class Taker:
         delta = self._adapters.delta(stem, (rows, columns)) if self._adapters else None
         self.evaluate(arrays_in(delta))
         return Linear(weight, vector, delta)
+
+    def expert_delta(self, stems: Sequence[str], stem: str, rows: int, columns: int) -> Delta | None:
+        """What adapters add to one projection of all experts: ``stem``, or each of ``stems``."""
+        delta = self._adapters.expert_delta(stems, stem, (rows, columns)) if self._adapters else None
+        self.evaluate(arrays_in(delta))
+        return delta
 
     def norm(self, stem: str, spec: NormSpec, *shape: int, dtype: mx.Dtype | None = None) -> Norm:
         weight = self.vector(f"{stem}.weight", *shape, dtype=dtype)

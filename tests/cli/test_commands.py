@@ -104,7 +104,7 @@ def test_adapters_are_checked_listed_and_pulled_with_their_model(emlxd, config, 
     assert "missing" in emlxd("models").stdout
     tiny_adapters.save_mlx(tmp_path / "x", model, seed=1)
     rows = [line.split() for line in emlxd("check").stdout.splitlines()]
-    assert rows[2][:2] == ["a", "608.8"]
+    assert rows[2][:2] == ["a", "565.2"]
     assert rows[3] == ["a:x"]
     assert "  a:x" in emlxd("models").stdout
     assert emlxd("pull", "a:x").stdout == f"a: {tmp_path / 'tiny'}\na:x: {tmp_path / 'x'}\n"

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx_lm.tuner.utils import load_adapters
 
 from emlxd.config import AdapterSettings, ModelSettings, Source
 from emlxd.core import SamplingParams
 from emlxd.errors import ModelFormatError
 from emlxd.footprint import predict
+from emlxd.graph.adapter_files import read_adapter
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
 from tests.graph import tiny, tiny_adapters
 from tests.graph.test_families import oracle_of
+from tests.graph.test_gguf import write_gguf
 from tests.graph.test_parity import PROMPT, oracle_greedy
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -156,6 +162,51 @@ def test_adapters_of_other_families(tmp_path: Path, family: str) -> None:
     assert generate(runner, [(prompt, 0)], 12)[0] == oracle_greedy(oracle_of(family)[0], prompt, 12)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe"])
+def test_adapted_experts(tmp_path: Path, family: str) -> None:
+    """With mlx-lm's default, which adapts every projection there is."""
+    oracle, config = oracle_of(family)
+    folder = tiny.save(tmp_path / "base", oracle, config)
+    adapters = [
+        tiny_adapters.save_mlx(tmp_path / str(rank), oracle_of(family)[0], seed=rank, rank=rank, keys=None)
+        for rank in (2, 5)
+    ]
+    runner = open_runner(folder, settings(folder, adapters, max_context=128))
+    assert_counted(folder, adapters, runner)
+    prompts = [[token % 160 for token in PROMPT[start : start + 40]] for start in (0, 10, 20)]
+    answers = generate(runner, [(prompt, number) for number, prompt in enumerate(prompts)], 20)
+    for number, prompt in enumerate(prompts):
+        oracle = oracle_of(family)[0]
+        if number:
+            load_adapters(oracle, str(adapters[number - 1]))
+            oracle.eval()
+        assert answers[number] == oracle_greedy(oracle, prompt, 20)
+        assert generate(runner, [(prompt, number)], 20)[0] == answers[number]
+
+
+def test_experts_adapted_one_by_one(tmp_path: Path) -> None:
+    """As PEFT does where a model has a module for each expert; here two of them have none."""
+    model, config = oracle_of("qwen3_moe")
+    folder = tiny.save(tmp_path / "base", model, config)
+    keys = ["mlp.switch_mlp.gate_proj", "mlp.switch_mlp.down_proj"]
+    source = tiny_adapters.save_mlx(tmp_path / "mlx", model, seed=1, keys=keys)
+    whole: dict[str, mx.array] = mx.load(str(source / "adapters.safetensors"))  # type: ignore[assignment]
+    each = {}
+    for name, tensor in whole.items():
+        stem, _, side = name.rpartition(".lora_")
+        layer, _, projection = stem.partition(".switch_mlp.")
+        tensor[3:5] = 0
+        for expert in (0, 1, 2, 5):
+            stored = f"base_model.model.{layer}.experts.{expert}.{projection}.lora_{side.upper()}.weight"
+            each[stored] = mx.contiguous(tensor[expert])
+    mx.save_safetensors(str(source / "adapters.safetensors"), whole)
+    tiny_adapters.write(tmp_path / "peft", PEFT, each, "adapter_model.safetensors")
+    runner = open_runner(folder, settings(folder, [source, tmp_path / "peft"], max_context=128))
+    prompt = [token % 160 for token in PROMPT[:40]]
+    same, other, base = generate(runner, [(prompt, 1), (prompt, 2), (prompt, 0)], 12)
+    assert same == other != base
+
+
 # PEFT's ways to scale
 
 
@@ -190,7 +241,45 @@ def test_a_rank_of_its_own_for_a_module(tmp_path: Path) -> None:
     assert same == other
 
 
+def test_an_adapter_on_a_gguf_file(tmp_path: Path) -> None:
+    """Whose queries and keys lie in another order than those that the adapter was trained with."""
+    file = tmp_path / "tiny.gguf"
+    adapter = tiny_adapters.save_mlx(tmp_path / "adapter", write_gguf(file, "llama"), seed=1)
+    oracle = load_adapters(write_gguf(file, "llama"), str(adapter))
+    oracle.eval()
+    prompt = [token % 160 for token in PROMPT[:30]]
+    runner = open_runner(file, settings(file, [adapter], max_context=128))
+    base, adapted = generate(runner, [(prompt, 0), (prompt, 1)], 8)
+    assert adapted == oracle_greedy(oracle, prompt, 8) != base
+
+
 # What cannot be used is told
+
+
+SOME_JSON = st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=3)
+SOME_VALUE = st.recursive(
+    SOME_JSON,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+
+
+@hypothesis.settings(deadline=None)
+@given(st.sampled_from(["mlx", "peft"]), st.data())
+def test_no_configuration_is_a_traceback(
+    llama: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
+) -> None:
+    source = llama[1][0 if kind == "mlx" else 2]
+    config = json.loads((source / "adapter_config.json").read_text())
+    inner = config["lora_parameters"] if kind == "mlx" and data.draw(st.booleans()) else config
+    known = ["use_dora", "rank_pattern", "alpha_pattern", "init_lora_weights", "bias", *inner]
+    inner[data.draw(st.sampled_from(known))] = data.draw(SOME_VALUE)
+    folder = tmp_path_factory.mktemp("fuzzed")
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "adapter_config.json").unlink()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with contextlib.suppress(ModelFormatError):
+        read_adapter(folder, 3)
 
 
 def edit(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -212,6 +301,11 @@ WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
     "full": ({"fine_tune_type": "full"}, {}, "fine_tune_type 'full'"),
     "no scale": ({"num_layers": 1, "lora_parameters": {"rank": 4, "alpha": 1}}, {}, "scale None"),
     "no rank": ({"num_layers": 1, "lora_parameters": {"scale": 1}}, {}, "rank None"),
+    "keys": (
+        edit(MLX, lora_parameters={"rank": 4, "scale": 1, "keys": Q}),
+        {},
+        "expected a list of names",
+    ),
     "half": (MLX, tensors(f"{Q}.lora_a"), "only its lora_a"),
     "misshapen": (MLX, tensors(f"{Q}.lora_a", f"{Q}.lora_b"), "expected .in, r."),
     "other rank": (
@@ -238,6 +332,12 @@ WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
         MLX,
         tensors(f"{Q}.lora_a") | tensors(f"{Q}.lora_b", shape=(4, 64)),
         "not among its num_layers and keys",
+    ),
+    "experts that there are not": (
+        edit(MLX, num_layers=3),
+        tensors("mlp.switch_mlp.up_proj.lora_a", shape=(2, 4, 64))
+        | tensors("mlp.switch_mlp.up_proj.lora_b", shape=(2, 96, 4)),
+        "adapts model.layers.0.mlp.switch_mlp.up_proj",
     ),
     "integers": (
         MLX,
@@ -294,7 +394,11 @@ def test_pickled_weights_are_not_read(llama: tuple[Path, list[Path]], tmp_path: 
 
 def test_adapters_are_counted(llama: tuple[Path, list[Path]]) -> None:
     folder, adapters = llama
+    assert_counted(folder, adapters, open_runner(folder, settings(folder, adapters)))
+
+
+def assert_counted(folder: Path, adapters: Sequence[Path], runner: MlxRunner) -> None:
+    """What the adapters take is what was predicted, to the byte."""
     plain, adapted = settings(folder, []), settings(folder, adapters)
     counted = predict(adapted, folder).weights - predict(plain, folder).weights
-    taken = open_runner(folder, adapted).weight_bytes - open_runner(folder, plain).weight_bytes
-    assert counted == taken > 0
+    assert counted == runner.weight_bytes - open_runner(folder, plain).weight_bytes > 0
