@@ -16,7 +16,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph.safetensors import open_safetensors
 
 Modules = Mapping[str, tuple[mx.array, mx.array]]
-"""A [in, r] and B [r, out], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``.
+"""A [r, in] and B [out, r], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``.
 
 Of a projection of all experts [experts, ...] each.
 """
@@ -74,15 +74,15 @@ def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
     scale = _number(path, parameters, "scale")
     rank = _number(path, parameters, "rank")
     tensors = _tensors(path, "adapters.safetensors")
-    turned = {name: tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor for name, tensor in tensors.items()}
+    turned = {name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
     modules = _paired(path, turned, _MLX_NAME, lambda module, r: scale)
     first = layers - _layers_adapted(path, config, layers)
     keys = parameters.get("keys")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         raise _bad(path, f"has keys {keys!r}, expected a list of names")
     for module, (a, _) in modules.items():
-        if a.shape[-1] != rank:
-            raise _bad_module(path, module, f"has rank {a.shape[-1]}, but lora_parameters say {rank:g}")
+        if a.shape[-2] != rank:
+            raise _bad_module(path, module, f"has rank {a.shape[-2]}, but lora_parameters say {rank:g}")
         place = _LAYER.fullmatch(module)
         chosen = place and int(place[1]) >= first and (keys is None or place[2] in keys)
         if not chosen and module not in (keys or ()):
@@ -116,9 +116,7 @@ def _read_peft(path: Path, config: Mapping[str, Any]) -> Modules:
 
     if not (path / "adapter_model.safetensors").exists() and (path / "adapter_model.bin").exists():
         raise _bad(path, "comes with adapter_model.bin, expected adapter_model.safetensors")
-    tensors = _tensors(path, "adapter_model.safetensors")
-    turned = {name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
-    return _paired(path, turned, _PEFT_NAME, scale)
+    return _paired(path, _tensors(path, "adapter_model.safetensors"), _PEFT_NAME, scale)
 
 
 def _pattern(path: Path, config: Mapping[str, Any], key: str) -> Callable[[str, float], float]:
@@ -167,12 +165,10 @@ def _checked(
     a, b = sides["a"], sides["b"]
     if not mx.issubdtype(a.dtype, mx.floating) or not mx.issubdtype(b.dtype, mx.floating):
         raise _bad_module(path, module, f"is {a.dtype} and {b.dtype}, expected floating point")
-    fits = a.ndim == b.ndim in (2, 3) and (*a.shape[:-2], a.shape[-1]) == b.shape[:-1] and a.shape[-1]
+    fits = a.ndim == b.ndim in (2, 3) and a.shape[:-1] == (*b.shape[:-2], b.shape[-1]) and a.shape[-2]
     if not fits:
-        raise _bad_module(
-            path, module, f"has the shapes {a.shape} and {b.shape}, expected [in, r] and [r, out]"
-        )
-    return a, b.astype(mx.float32) * scale(module, a.shape[-1])
+        raise _bad_module(path, module, f"is {a.shape} and {b.shape}, expected [r, in] and [out, r]")
+    return a, b.astype(mx.float32) * scale(module, a.shape[-2])
 
 
 def _number(path: Path, values: Mapping[str, Any], key: str) -> float:

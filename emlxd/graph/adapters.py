@@ -56,7 +56,7 @@ class Adapters:
             return None
         left.discard(name)
         a, b = file.modules[name]
-        found = (*a.shape[:-2], b.shape[-1], a.shape[-2])
+        found = (*a.shape[:-2], b.shape[-2], a.shape[-1])
         if found != shape:
             stored, expected = (" x ".join(map(str, one)) for one in (found, shape))
             raise ModelFormatError(
@@ -93,12 +93,12 @@ def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
             layer, _, name = module.rpartition(".")
             joined = next((names for names in JOINED if name in names), (name,))
             whole = f"{layer}.{joined}"
-            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[-1])
-            out = b.shape[-1] * len(joined)
+            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[-2])
+            out = b.shape[-2] * len(joined)
             if "q_proj" in joined:
                 queries = 2 * spec.heads if spec.attention_gate else spec.heads
                 out = (queries + 2 * spec.kv_heads) * spec.head_dim
-            sizes[whole] = math.prod(a.shape[:-2]) * (a.shape[-2] + out)
+            sizes[whole] = math.prod(a.shape[:-2]) * (a.shape[-1] + out)
     return len(paths) * sum(sum(ranks[whole].values()) * sizes[whole] for whole in ranks)
 
 

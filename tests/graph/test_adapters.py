@@ -307,7 +307,7 @@ WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
         "expected a list of names",
     ),
     "half": (MLX, tensors(f"{Q}.lora_a"), "only its lora_a"),
-    "misshapen": (MLX, tensors(f"{Q}.lora_a", f"{Q}.lora_b"), "expected .in, r."),
+    "misshapen": (MLX, tensors(f"{Q}.lora_a", f"{Q}.lora_b"), "expected .r, in. and .out, r."),
     "other rank": (
         edit(MLX, lora_parameters={"rank": 8, "scale": 1}),
         tensors(f"{Q}.lora_a") | tensors(f"{Q}.lora_b", shape=(4, 64)),
