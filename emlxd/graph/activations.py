@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,13 +25,14 @@ _GELU: Final = math.sqrt(2 / math.pi)
 class Functions:
     """What layers compute elementwise: ``activation`` in feed-forward ones, the others in recurrent ones.
 
-    ``swiglu(gate, up)`` is silu(gate) * up.
+    ``swiglu(gate, up)`` is silu(gate) * up; ``weigh(parts, weights)`` a sum of products, in float32.
     """
 
     activation: Activation
     silu: Unary
     swiglu: Activation
     exp: Unary
+    weigh: Callable[[Sequence[mx.array], Sequence[mx.array]], mx.array]
 
 
 def make_activation(name: str, *, gated: bool, plain_cpu: bool, compile: bool) -> Activation:
@@ -49,6 +52,12 @@ def _gated(name: str, plain_cpu: bool) -> Activation:
 
 def _unary(name: str, plain_cpu: bool) -> Unary:
     return _ON_CPU[name] if plain_cpu and name in _ON_CPU else ACTIVATIONS[name]
+
+
+def weigh(parts: Sequence[mx.array], weights: Sequence[mx.array]) -> mx.array:
+    """The sum of part times weight, float32."""
+    products = (part.astype(mx.float32) * weight for part, weight in zip(parts, weights, strict=True))
+    return functools.reduce(operator.add, products)
 
 
 def _silu(x: mx.array) -> mx.array:

@@ -19,7 +19,7 @@ class Place:
     ``rows`` are the B slots, as a slice when they are neighbours; ``starts`` int32 [B] the position of each
     row's first token. Attention looks at the first ``window`` positions. ``lengths`` int32 [B]: how many of
     a row's tokens there are, the others being padding; None for all. ``adapters`` int32 [B] as
-    ``delta.Chosen`` has them.
+    ``delta.Chosen`` has them. ``may_begin``: some row may be at the beginning of its sequence.
     """
 
     rows: slice | mx.array
@@ -28,6 +28,7 @@ class Place:
     window: int
     lengths: mx.array | None = None
     adapters: mx.array | None = None
+    may_begin: bool = True
 
     @property
     def positions(self) -> mx.array:

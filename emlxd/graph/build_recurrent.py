@@ -24,18 +24,20 @@ def build_recurrent(
     """The part of ``layer``, such as ``model.layers.0``, that stands in the place of attention."""
     match recurrent:
         case ShortConvSpec():
-            return _short_conv(take, spec, recurrent, f"{layer}.conv")
+            return _short_conv(take, spec, recurrent, f"{layer}.conv", functions)
         case DeltaNetSpec():
             return _delta_net(take, spec, recurrent, f"{layer}.linear_attn", functions)
         case MambaSpec():
             return _mamba(take, spec, recurrent, f"{layer}.mamba", functions)
 
 
-def _short_conv(take: Taker, spec: ModelSpec, conv: ShortConvSpec, prefix: str) -> ShortConv:
+def _short_conv(
+    take: Taker, spec: ModelSpec, conv: ShortConvSpec, prefix: str, functions: Functions
+) -> ShortConv:
     hidden, channels = spec.hidden_size, conv.channels
     return ShortConv(
         inputs=take.linear(f"{prefix}.in_proj", 3 * channels, hidden, conv.bias),
-        conv=_conv(take, f"{prefix}.conv", channels, conv.width, conv.bias),
+        conv=_conv(take, f"{prefix}.conv", channels, conv.width, conv.bias, functions),
         out=take.linear(f"{prefix}.out_proj", hidden, channels, conv.bias),
     )
 
@@ -47,7 +49,7 @@ def _delta_net(
     return DeltaNet(
         spec=net,
         inputs=_delta_inputs(take, spec, net, prefix),
-        conv=_conv(take, f"{prefix}.conv1d", 2 * net.keys + net.values, net.width, False),
+        conv=_conv(take, f"{prefix}.conv1d", 2 * net.keys + net.values, net.width, False, functions),
         rate=take.evaluated(mx.exp(take.vector(f"{prefix}.A_log", heads, dtype=mx.float32))),
         shift=take.vector(f"{prefix}.dt_bias", heads, dtype=mx.float32),
         norm=take.norm(f"{prefix}.norm", NormSpec(spec.norm.eps), net.value_dim, dtype=mx.float32),
@@ -89,7 +91,7 @@ def _mamba(take: Taker, spec: ModelSpec, mamba: MambaSpec, prefix: str, function
     return Mamba(
         spec=mamba,
         inputs=take.linear(f"{prefix}.in_proj", rows, spec.hidden_size, mamba.bias),
-        conv=_conv(take, f"{prefix}.conv1d", mamba.channels, mamba.width, mamba.conv_bias),
+        conv=_conv(take, f"{prefix}.conv1d", mamba.channels, mamba.width, mamba.conv_bias, functions),
         rate=take.evaluated(mx.exp(take.vector(f"{prefix}.A_log", heads, dtype=mx.float32))),
         shift=take.vector(f"{prefix}.dt_bias", heads, dtype=mx.float32),
         skip=take.vector(f"{prefix}.D", heads, dtype=mx.float32),
@@ -99,6 +101,7 @@ def _mamba(take: Taker, spec: ModelSpec, mamba: MambaSpec, prefix: str, function
     )
 
 
-def _conv(take: Taker, stem: str, channels: int, width: int, bias: bool) -> CausalConv:
-    weight = mx.contiguous(take.kernel(stem, channels, width).T)
-    return take.evaluated(CausalConv(weight, take.vector(f"{stem}.bias", channels) if bias else None))
+def _conv(take: Taker, stem: str, channels: int, width: int, bias: bool, functions: Functions) -> CausalConv:
+    weights = tuple(mx.contiguous(part) for part in take.kernel(stem, channels, width).T)
+    vector = take.vector(f"{stem}.bias", channels) if bias else None
+    return take.evaluated(CausalConv(weights, vector, functions))

@@ -40,7 +40,7 @@ class DeltaNet:
         mixed = 2 * spec.keys + spec.values
         ends = [mixed, mixed + spec.values, mixed + spec.values + spec.value_heads]
         mixed_in, gate, beta, decay = mx.split(self.inputs(x), ends, axis=-1)
-        mixed_out = self.functions.silu(self.conv(mixed_in, step, conv_state).astype(mx.float32))
+        mixed_out = self.functions.silu(self.conv(mixed_in, step, conv_state))
         q, k, v = mx.split(mixed_out, [spec.keys, 2 * spec.keys], axis=-1)
         q, k = (_unit(x.reshape(batch, length, spec.key_heads, -1)) for x in (q, k))
         tokens = Tokens(

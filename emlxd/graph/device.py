@@ -8,7 +8,7 @@ from typing import Final, Literal
 import mlx.core as mx
 
 from emlxd.graph import cpu_math
-from emlxd.graph.activations import Activation, Functions, make_activation
+from emlxd.graph.activations import Activation, Functions, make_activation, weigh
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
@@ -55,6 +55,7 @@ class Device:
             silu=silu(gated=False),
             swiglu=silu(gated=True),
             exp=mx.compile(cpu_math.exp) if on_cpu and compile else mx.exp,
+            weigh=mx.compile(weigh) if compile else weigh,
         )
 
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:

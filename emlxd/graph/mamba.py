@@ -37,7 +37,7 @@ class Mamba:
         spec, (batch, length, _) = self.spec, x.shape
         conv_state, state = kept
         gate, mixed, time = mx.split(self.inputs(x), [spec.values, spec.values + spec.channels], axis=-1)
-        mixed = self.functions.silu(self.conv(mixed, step, conv_state).astype(mx.float32))
+        mixed = self.functions.silu(self.conv(mixed, step, conv_state))
         values, write, read = mx.split(mixed, [spec.values, (spec.values + spec.channels) // 2], axis=-1)
         values = values.reshape(batch, length, spec.heads, -1)
         time = mx.logaddexp(time.astype(mx.float32) + self.shift, mx.array(0.0))

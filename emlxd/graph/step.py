@@ -141,11 +141,25 @@ def _joined(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
     return step
 
 
+def _place(rows: Rows, length: int, window: int, lengths: mx.array | None) -> Place:
+    """Of the first slots, all of which are past their prompts."""
+    positions = rows["positions"]
+    return Place(
+        rows=slice(0, positions.shape[0]),
+        starts=positions,
+        length=length,
+        window=window,
+        lengths=lengths,
+        adapters=rows.get("adapters"),
+        may_begin=False,
+    )
+
+
 def _forward(model: Transformer, window: int) -> Callable[..., Any]:
     def forward(tokens: mx.array, rows: Rows, kept: LayerArrays) -> tuple[mx.array, LayerArrays]:
         count = rows["positions"].shape[0]
         kept = [list(layer) for layer in kept]
-        place = Place(slice(0, count), rows["positions"], 1, window, rows["lengths"], rows.get("adapters"))
+        place = _place(rows, 1, window, rows["lengths"])
         hidden = model.forward(tokens[:count, None], place, kept)
         return model.logits(hidden[:, 0]), kept
 
@@ -177,7 +191,7 @@ def _verify(model: Transformer, mode: SamplingMode, window: int) -> Callable[...
         kept = [list(layer) for layer in kept]
         later: list[Advance] = []
         fed = mx.concatenate([tokens[:count, None], mx.maximum(drafts, 0)], axis=1)
-        place = Place(slice(0, count), rows["positions"], length, window, None, rows.get("adapters"))
+        place = _place(rows, length, window, None)
         logits = model.logits(model.forward(fed, place, kept, later)).flatten(0, 1)
         spread = {
             name: array if name == "ends" else mx.repeat(array[:count], length, axis=0)

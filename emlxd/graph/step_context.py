@@ -59,7 +59,9 @@ class StepContext:
         reset a slot or to keep others' steps off it.
         """
         kept = state[self.place.rows]
-        before = mx.where(_per_row(self.place.starts == 0, kept), mx.zeros((), kept.dtype), kept)
+        before = kept
+        if self.place.may_begin:
+            before = mx.where(_per_row(self.place.starts == 0, kept), mx.zeros((), kept.dtype), kept)
 
         def write(after: mx.array, lengths: mx.array | None) -> None:
             after = after.astype(kept.dtype)
