@@ -82,17 +82,16 @@ class FolderCheckpoint:
         return Weight(data)
 
     def stored_name(self, name: str) -> str:
-        stem, _, kind = name.rpartition(".")
-        return f"{stored_stems(stem, self._names)[0]}.{kind}"
+        return stored_stems(name, self._names)[0]
 
     def leftovers(self) -> list[str]:
         count = int(self.config.get("num_hidden_layers", 0))
         return sorted(name for name in self._tensors if not self._without_use(name, count))
 
     def _find(self, name: str) -> str | None:
-        stem, _, kind = name.rpartition(".")
-        for stored in stored_stems(stem, self._names):
-            spellings = [f"{stored}.{kind}", f"{stored}_{kind}"]
+        for full in stored_stems(name, self._names):
+            stored, _, kind = full.rpartition(".")
+            spellings = [full, f"{stored}_{kind}"]
             if kind == "weight":
                 spellings += [f"{stored}_blocks", stored]
             for spelling in spellings:

@@ -54,7 +54,7 @@ _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def stored_stems(stem: str, names: Names) -> list[str]:
-    """The stems that ``stem``, such as ``model.layers.0.mlp.router``, may be stored under."""
+    """What ``stem``, such as ``model.layers.0.mlp.router``, may be stored under; or the name of a tensor."""
     match = _LAYER.fullmatch(stem)
     layer, rest = (match[1] + ".", match[2]) if match else ("", stem)
     number = _NUMBER.search(rest)
