@@ -6,10 +6,20 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import mlx.core as mx
 
 from emlxd.graph.device import current_device
+
+# What MLX's allocators and drivers say; MLX has no exception type of its own for it.
+OUT_OF_MEMORY: Final = (
+    "out of memory",
+    "insufficient memory",
+    "unable to allocate",
+    "[malloc",
+    "out_of_memory",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +58,9 @@ def limit_memory(budget: int, buffer_cache: int) -> None:
     mx.set_cache_limit(buffer_cache)
     if current_device().kind == "metal":
         mx.set_wired_limit(min(budget, memory_total()))
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether MLX raised ``error`` because the device's memory is full."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY)

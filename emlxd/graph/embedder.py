@@ -11,11 +11,11 @@ import mlx.core as mx
 
 from emlxd.core import TokenizedText
 from emlxd.graph.attention import Place
+from emlxd.graph.device_memory import out_of_memory
 from emlxd.graph.encoder import Body, Texts
 from emlxd.graph.kv_cache import empty_layers
 from emlxd.graph.layers import arrays_in
 from emlxd.graph.pooling import Summary
-from emlxd.graph.runner import OUT_OF_MEMORY
 from emlxd.graph.sentence_files import SentenceSpec
 from emlxd.graph.transformer import Transformer
 
@@ -77,8 +77,7 @@ class MlxEmbedder:
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether MLX raised ``error`` because the device's memory is full."""
-        text = str(error).lower()
-        return isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY)
+        return out_of_memory(error)
 
     def close(self) -> None:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""

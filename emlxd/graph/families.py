@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph import spec_parts as parts
-from emlxd.graph.family_table import ALIASES, FAMILIES, Family
+from emlxd.graph.family import Family
+from emlxd.graph.family_table import ALIASES, FAMILIES
+from emlxd.graph.recurrent_spec import RecurrentSpec
 from emlxd.graph.rope import waves
 from emlxd.graph.spec import LayerSpec, ModelSpec
 from emlxd.graph.spec_parts import Config
@@ -61,8 +63,15 @@ def _check(spec: ModelSpec, where: str) -> None:
     if min(*sizes, *counts) < 1 or max(*sizes, *counts) > MAX_SIZE or spec.heads % spec.kv_heads:
         raise ModelFormatError(f"{where}: config describes an impossible model: {spec}")
     for layer in spec.layers:
+        if layer.recurrent and not _possible(layer.recurrent):
+            raise ModelFormatError(f"{where}: config describes an impossible layer: {layer.recurrent}")
         experts = layer.experts
         if experts and not 1 <= experts.chosen <= experts.count:
             raise ModelFormatError(
                 f"{where}: config has {experts.count} experts and chooses {experts.chosen}"
             )
+
+
+def _possible(recurrent: RecurrentSpec) -> bool:
+    counts = [getattr(recurrent, one.name) for one in fields(recurrent) if one.type == "int"]
+    return all(1 <= count <= MAX_SIZE for count in counts)

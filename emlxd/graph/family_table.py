@@ -7,34 +7,18 @@ RMS norms before attention and before a gated SiLU feed-forward layer, rotary po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
 from emlxd.graph import spec_parts as parts
-from emlxd.graph.names import BLOCK_SPARSE, SANDWICH, Names
-from emlxd.graph.recurrent_spec import ShortConvSpec
+from emlxd.graph.family import Family
+from emlxd.graph.names import BLOCK_SPARSE, GRANITE_EXPERTS, SANDWICH
+from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.spec import NormSpec
 from emlxd.graph.spec_parts import Config
 
 POST: Final = {"norm_places": ("attention_out", "mlp_out")}
 SANDWICHED: Final = {"norm_places": ("attention_in", "attention_out", "mlp_in", "mlp_out")}
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How a family differs from the common decoder.
-
-    ``fields`` of ``ModelSpec``; ``layer``: fields of ``LayerSpec`` for layer i; ``names`` of tensors;
-    ``defaults`` for keys that its config.json may leave out; ``ignored``: tensors that no text model needs.
-    """
-
-    title: str
-    fields: Callable[[Config], dict[str, Any]] = lambda _: {}
-    layer: Callable[[Config, int], dict[str, Any]] = parts.by_layer_types
-    names: Names = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
 
 
 def _gemma(c: Config) -> dict[str, Any]:
@@ -112,26 +96,6 @@ def _stablelm(c: Config) -> dict[str, Any]:
     }
 
 
-def _granite(c: Config) -> dict[str, Any]:
-    return {
-        "attention_scale": float(c["attention_multiplier"]),
-        "embedding_scale": float(c["embedding_multiplier"]),
-        "residual_scale": float(c["residual_multiplier"]),
-        "logit_scale": 1 / float(c["logits_scaling"]),
-    }
-
-
-def _granite_hybrid_layer(c: Config, i: int) -> dict[str, Any]:
-    experts = None
-    if c.get("num_local_experts"):
-        shared = int(c["shared_intermediate_size"])
-        experts = parts.local_experts(c, "softmax_chosen", shared_width=shared)
-    if c["layer_types"][i] == "mamba":
-        return {"experts": experts, "rope": None, "recurrent": parts.mamba(c)}
-    rotated = c.get("position_embedding_type", "rope") != "nope"
-    return {"experts": experts, "rope": parts.rope(c, scaling=None) if rotated else None}
-
-
 def _minicpm(c: Config) -> dict[str, Any]:
     return {
         "embedding_scale": float(c["scale_emb"]),
@@ -161,27 +125,6 @@ def _gpt_oss_layer(c: Config, i: int) -> dict[str, Any]:
     return {"experts": experts} | (parts.window(c) if parts.slides(c, i, i % 2 == 0) else {})
 
 
-def _qwen3_next(c: Config) -> dict[str, Any]:
-    return _QK | {
-        "norm": NormSpec(parts.norm_eps(c), plus_one="published"),
-        "attention_gate": True,
-        "intermediate_size": int(c["intermediate_size"] or c["moe_intermediate_size"]),
-    }
-
-
-def _qwen3_next_layer(c: Config, i: int) -> dict[str, Any]:
-    types = c.get("layer_types")
-    attends = types[i] == "full_attention" if types else (i + 1) % int(c["full_attention_interval"]) == 0
-    experts = None
-    if c["num_experts"] and parts.qwen_sparse(c, i):
-        shared = int(c["shared_expert_intermediate_size"])
-        experts = parts.qwen_experts(c, shared_width=shared, shared_gate=True)
-    if attends:
-        return {"experts": experts}
-    grouped = c["model_type"] == "qwen3_next"
-    return {"experts": experts, "rope": None, "recurrent": parts.delta_net(c, grouped=grouped)}
-
-
 def _use_bias(c: Config) -> dict[str, Any]:
     bias = bool(c.get("use_bias", False))
     return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias}
@@ -192,32 +135,7 @@ def _deepseek_layer(c: Config, i: int) -> dict[str, Any]:
     return {"rope": rope, "experts": parts.routed_experts(c, i)}
 
 
-def _lfm2(c: Config) -> dict[str, Any]:
-    width = int(c.get("block_ff_dim") or c["intermediate_size"])
-    if c.get("block_auto_adjust_ff_dim", True):
-        width = int(float(c.get("block_ffn_dim_multiplier") or 1.0) * int(2 * width / 3))
-        step = int(c.get("block_multiple_of", 256))
-        width = -(-width // step) * step
-    return _QK | {"intermediate_size": width, "tied_head": True}
-
-
-def _lfm2_layer(c: Config, i: int) -> dict[str, Any]:
-    attends = c.get("full_attn_idxs")
-    if i in attends if attends is not None else c["layer_types"][i] == "full_attention":
-        return {}
-    bias = bool(c.get("conv_bias", False))
-    return {"rope": None, "recurrent": ShortConvSpec(int(c["hidden_size"]), int(c["conv_L_cache"]), bias)}
-
-
 _ERNIE: Final = {"rope_traditional": True}
-_QK: Final = {"qk_norm": "head"}
-_QWEN3_NEXT: Final = {
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "num_experts": 0,
-    "intermediate_size": 0,
-    "norm_topk_prob": True,
-}
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "cohere": Family("Command R", _cohere, defaults={"rope_theta": 8e6, "rope_traditional": True}),
@@ -243,7 +161,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         names={"mlp.correction": ("mlp.moe_statics", "mlp.gate.moe_statics")},
         ignored=("mtp_",),
     ),
-    "exaone4": Family("EXAONE 4", lambda _: POST | _QK, _exaone4_layer),
+    "exaone4": Family("EXAONE 4", lambda _: POST | parts.QK_NORM, _exaone4_layer),
     "gemma": Family("Gemma", _gemma),
     "gemma2": Family(
         "Gemma 2",
@@ -258,7 +176,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "gemma3_text": Family(
         "Gemma 3 (text)",
-        lambda c: _gemma2(c) | _QK,
+        lambda c: _gemma2(c) | parts.QK_NORM,
         _gemma3_layer,
         names=SANDWICH,
         defaults={
@@ -296,56 +214,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _gpt_oss_layer,
         names={"mlp.router": "mlp.router", "mlp.stacked": "mlp.experts"},
     ),
-    "granite": Family("Granite 3", _granite),
+    "granite": Family("Granite 3", parts.granite),
     "granitemoe": Family(
         "Granite 3 with experts",
-        _granite,
+        parts.granite,
         lambda c, i: {"experts": parts.local_experts(c, "softmax_chosen")},
-        names={
-            "mlp.router": "block_sparse_moe.router.layer",
-            "mlp.stacked": "block_sparse_moe.switch_mlp",
-            "mlp.stacked.gate_up_proj": "block_sparse_moe.input_linear",
-            "mlp.stacked.down_proj": (
-                "block_sparse_moe.switch_mlp.down_proj",
-                "block_sparse_moe.output_linear",
-            ),
-        },
-    ),
-    "granitemoehybrid": Family(
-        "Granite 4, with experts or without",
-        _granite,
-        _granite_hybrid_layer,
-        names={
-            "mlp.router": "block_sparse_moe.router.layer",
-            "mlp.stacked": "block_sparse_moe.switch_mlp",
-            "mlp.stacked.gate_up_proj": "block_sparse_moe.input_linear",
-            "mlp.stacked.down_proj": (
-                "block_sparse_moe.switch_mlp.down_proj",
-                "block_sparse_moe.output_linear",
-            ),
-            "mlp.shared_experts.gate_up_proj": "shared_mlp.input_linear",
-            "mlp.shared_experts.down_proj": "shared_mlp.output_linear",
-            "mlp.gate_up_proj": "shared_mlp.input_linear",
-            "mlp.down_proj": ("mlp.down_proj", "shared_mlp.output_linear"),
-        },
-        defaults={"tie_word_embeddings": True, "time_step_limit": (0.001, 100.0)},
-    ),
-    "lfm2": Family(
-        "LFM 2",
-        _lfm2,
-        _lfm2_layer,
-        names={
-            "model.norm": "model.embedding_norm",
-            "attention_in": "operator_norm",
-            "mlp_in": "ffn_norm",
-            "self_attn.o_proj": "self_attn.out_proj",
-            "self_attn.q_norm": "self_attn.q_layernorm",
-            "self_attn.k_norm": "self_attn.k_layernorm",
-            "mlp.gate_proj": "feed_forward.w1",
-            "mlp.up_proj": "feed_forward.w3",
-            "mlp.down_proj": "feed_forward.w2",
-        },
-        defaults={"rope_theta": 1e6, "conv_L_cache": 3, "intermediate_size": 0},
+        names=GRANITE_EXPERTS,
     ),
     "llama": Family("Llama 2, 3; SmolLM 2"),
     "minicpm": Family("MiniCPM", _minicpm),
@@ -392,27 +266,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         names={"mlp.shared_experts": "mlp.shared_expert"},
         defaults={"rope_theta": 1e6},
     ),
-    "qwen3": Family("Qwen 3", lambda _: _QK),
+    "qwen3": Family("Qwen 3", lambda _: parts.QK_NORM),
     "qwen3_moe": Family(
         "Qwen 3 with experts",
-        lambda _: _QK,
+        lambda _: parts.QK_NORM,
         lambda c, i: {"experts": parts.qwen_experts(c) if parts.qwen_sparse(c, i) else None},
-    ),
-    "qwen3_5": Family(
-        "Qwen 3.5 (text), with experts too",
-        _qwen3_next,
-        _qwen3_next_layer,
-        names={"mlp.shared_experts": "mlp.shared_expert"},
-        defaults=_QWEN3_NEXT,
-        ignored=("mtp.",),
-    ),
-    "qwen3_next": Family(
-        "Qwen 3 Next",
-        _qwen3_next,
-        _qwen3_next_layer,
-        names={"mlp.shared_experts": "mlp.shared_expert"},
-        defaults=_QWEN3_NEXT,
-        ignored=("mtp.",),
     ),
     "seed_oss": Family(
         "Seed-OSS", lambda c: {"attention_out_bias": bool(c.get("attention_out_bias", False))}
@@ -436,6 +294,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         layer=parts.all_windowed,
         names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
     ),
+    **RECURRENT,
 }
 """By ``model_type``. ``ALIASES`` are other names for the same."""
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.families import family_of
-from emlxd.graph.family_table import Family
+from emlxd.graph.family import Family
 from emlxd.graph.names import COMMON, stored_stems
 from emlxd.graph.safetensors import open_safetensors
 from emlxd.graph.weights import Quantization, Weight, from_fp8

@@ -29,6 +29,15 @@ BLOCK_SPARSE: Final[Names] = {
     "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
     "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
 }
+GRANITE_EXPERTS: Final[Names] = {
+    "mlp.router": "block_sparse_moe.router.layer",
+    "mlp.stacked": "block_sparse_moe.switch_mlp",
+    "mlp.stacked.gate_up_proj": "block_sparse_moe.input_linear",
+    "mlp.stacked.down_proj": (
+        "block_sparse_moe.switch_mlp.down_proj",
+        "block_sparse_moe.output_linear",
+    ),
+}
 GGUF: Final[Names] = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

@@ -16,7 +16,7 @@ from emlxd.graph.device import Device, current_device
 from emlxd.graph.embedder import DecoderBody, MlxEmbedder
 from emlxd.graph.encoder_families import ENCODERS, encoder_spec_of
 from emlxd.graph.encoder_loader import base_of, load_encoder
-from emlxd.graph.family_table import Family
+from emlxd.graph.family import Family
 from emlxd.graph.folder import FolderCheckpoint
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.open import quantization_of

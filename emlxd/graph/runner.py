@@ -4,72 +4,24 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, cast
 
 import mlx.core as mx
 
-from emlxd.core import TokenLogprob
 from emlxd.graph.adapters import SlotAdapters
 from emlxd.graph.attention import Place
-from emlxd.graph.batch import Begin, PrefillRow, StepOutput
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.block_pool import BlockPool, block_bytes
+from emlxd.graph.device_memory import out_of_memory
 from emlxd.graph.kv_cache import KVCache
-from emlxd.graph.sampling import MAX_LOGPROBS, Logprobs, logprobs, sample
+from emlxd.graph.pending import Pending, Scored
+from emlxd.graph.sampling import Logprobs, logprobs, sample
 from emlxd.graph.slots import SlotSampling
 from emlxd.graph.state_pool import StatePool, state_bytes
 from emlxd.graph.step import DecodeSteps, Sampled, StepRows
 from emlxd.graph.transformer import Transformer
 
 SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
-# What MLX's allocators and drivers say; MLX has no exception type of its own for it.
-OUT_OF_MEMORY: Final = (
-    "out of memory",
-    "insufficient memory",
-    "unable to allocate",
-    "[malloc",
-    "out_of_memory",
-)
-
-
-class Pending:
-    """A dispatched step, still running on the device."""
-
-    def __init__(
-        self,
-        tokens: mx.array,
-        wanted: Sequence[int | None],
-        logprobs: Logprobs | None = None,
-        scores: Sequence[Sequence[Scored]] = (),
-        barrier: mx.array | None = None,
-    ) -> None:
-        """``wanted`` has an entry for each row: how many likely tokens it asks for, None for no logprobs."""
-        self._tokens = tokens
-        self._wanted = wanted
-        self._logprobs = logprobs
-        self._scores = scores
-        self._barrier = barrier
-
-    def read(self) -> StepOutput:
-        """Waits for the step."""
-        if self._barrier is not None:
-            mx.eval(self._barrier)
-        tokens = cast("list[int]", self._tokens.tolist())[: len(self._wanted)]
-        logprobs = self._logprobs.rows(tokens, self._wanted) if self._logprobs else None
-        scores = [[one for part in row for one in part.read()] for row in self._scores]
-        return StepOutput(tokens, logprobs, scores)
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Log-probabilities of some of a prompt's tokens."""
-
-    tokens: tuple[int, ...]
-    logprobs: Logprobs
-
-    def read(self) -> list[TokenLogprob]:
-        rows = self.logprobs.rows(self.tokens, [MAX_LOGPROBS] * len(self.tokens))
-        return [row for row in rows if row is not None]
 
 
 class MlxRunner:
@@ -311,8 +263,7 @@ class MlxRunner:
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether MLX raised ``error`` because the device's memory is full."""
-        text = str(error).lower()
-        return isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY)
+        return out_of_memory(error)
 
     @property
     def block_bytes(self) -> int:

@@ -14,6 +14,8 @@ Config = Mapping[str, Any]
 MAX_LAYERS: Final = 1024
 MAX_ROPE_DIMS: Final = 4096
 
+QK_NORM: Final = {"qk_norm": "head"}
+
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
     "swish": "silu",
@@ -230,6 +232,16 @@ def ernie_experts(c: Config, i: int) -> ExpertsSpec | None:
         shared_width=width * int(c.get("moe_num_shared_experts") or 0),
         bias=bool(c.get("use_bias", False)),
     )
+
+
+def granite(c: Config) -> dict[str, Any]:
+    """Granite's multipliers."""
+    return {
+        "attention_scale": float(c["attention_multiplier"]),
+        "embedding_scale": float(c["embedding_multiplier"]),
+        "residual_scale": float(c["residual_multiplier"]),
+        "logit_scale": 1 / float(c["logits_scaling"]),
+    }
 
 
 def latent(c: Config) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph.attention import Place
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.device import current_device
+from emlxd.graph.families import spec_of
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
+from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.self_attention import SelfAttention
 from emlxd.graph.transformer import Transformer
 from emlxd.graph.weights import Quantization
 from tests.graph.test_families import close, oracle_of
-from tests.graph.tiny_families import BASE
+from tests.graph.tiny_families import BASE, CONFIGS, config_of
 
 PROMPT = [(7 * i * i + 3 * i) % 160 for i in range(30)]
 Tensors = dict[str, mx.array]
@@ -290,6 +293,21 @@ SCALING = st.fixed_dictionaries(
     optional={"original_max_position_embeddings": SCALARS},
 )
 KEYS = [*BASE, "model_type", "rope_scaling", "rope_parameters", "layer_types", "quantization", "text_config"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pair=st.sampled_from([(family, key) for family in RECURRENT for key in CONFIGS[family]]),
+    value=SCALARS | st.lists(SCALARS, max_size=3),
+)
+def test_a_hostile_config_of_a_recurrent_family_is_a_format_error(pair: tuple[str, str], value: Any) -> None:
+    family, key = pair
+    config = config_of(family)
+    config = config.get("text_config", config) | {key: value}
+    with contextlib.suppress(ModelFormatError):
+        spec = spec_of(config, "folder")
+        shapes = [one.shape for layer in spec.layers for one in spec.kept(layer, 64)]
+        assert all(size >= 0 for shape in shapes for size in shape)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
