@@ -9,7 +9,7 @@ from emlxd.graph import spec_parts as parts
 from emlxd.graph.family import Family
 from emlxd.graph.names import GRANITE_EXPERTS
 from emlxd.graph.recurrent_spec import ShortConvSpec
-from emlxd.graph.spec import NormSpec
+from emlxd.graph.spec import ExpertsSpec, NormSpec
 from emlxd.graph.spec_parts import Config
 
 
@@ -39,6 +39,21 @@ def _lfm2_layer(c: Config, i: int) -> dict[str, Any]:
         return {}
     bias = bool(c.get("conv_bias", False))
     return {"rope": None, "recurrent": ShortConvSpec(int(c["hidden_size"]), int(c["conv_L_cache"]), bias)}
+
+
+def _lfm2_moe_layer(c: Config, i: int) -> dict[str, Any]:
+    if i < int(c["num_dense_layers"]):
+        return _lfm2_layer(c, i)
+    experts = ExpertsSpec(
+        count=int(c["num_experts"]),
+        chosen=int(c["num_experts_per_tok"]),
+        width=int(c["moe_intermediate_size"]),
+        scores="sigmoid",
+        normalize=bool(c["norm_topk_prob"]),
+        scale=float(c.get("routed_scaling_factor", 1.0)),
+        correction=bool(c["use_expert_bias"]),
+    )
+    return _lfm2_layer(c, i) | {"experts": experts}
 
 
 def _qwen3_next(c: Config) -> dict[str, Any]:
@@ -102,6 +117,24 @@ RECURRENT: Final[Mapping[str, Family]] = {
         _lfm2_layer,
         names=_LFM2_NAMES,
         defaults={"rope_theta": 1e6, "conv_L_cache": 3, "intermediate_size": 0},
+    ),
+    "lfm2_moe": Family(
+        "LFM 2 with experts",
+        lambda _: parts.QK_NORM | {"tied_head": True},
+        _lfm2_moe_layer,
+        names={
+            **_LFM2_NAMES,
+            "mlp.gate_proj": ("feed_forward.gate_proj", "feed_forward.w1"),
+            "mlp.up_proj": ("feed_forward.up_proj", "feed_forward.w3"),
+            "mlp.down_proj": ("feed_forward.down_proj", "feed_forward.w2"),
+            "mlp.router": "feed_forward.gate",
+            "mlp.correction.e_score_correction_bias": "feed_forward.expert_bias",
+            "mlp.stacked": "feed_forward.switch_mlp",
+            "mlp.experts.*.gate_proj": "feed_forward.experts.*.w1",
+            "mlp.experts.*.up_proj": "feed_forward.experts.*.w3",
+            "mlp.experts.*.down_proj": "feed_forward.experts.*.w2",
+        },
+        defaults={"rope_theta": 1e6, "conv_L_cache": 3},
     ),
     "qwen3_5": Family(
         "Qwen 3.5 (text), with experts too",
