@@ -79,18 +79,52 @@ def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kin
     assert_decode_agrees(model, oracle)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "qwen3_5"])
-def test_a_folder_as_it_was_published_is_the_one_that_mlx_lm_makes_of_it(tmp_path: Path, family: str) -> None:
-    oracle, config = oracle_of(family)
-    tensors: dict[str, mx.array] = {}
-    extra = {} if family == "lfm2" else {"mtp.fc.weight": mx.zeros((4, 4))}
+MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "intermediate_size": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("lfm2", {}), ("lfm2_moe", {}), ("qwen3_next", {}), ("qwen3_5", {}), ("qwen3_5", MOE)],
+)
+def test_a_folder_as_it_was_published_is_the_one_that_mlx_lm_makes_of_it(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    oracle, config = oracle_of(family, **changes)
+    tensors = {"mtp.fc.weight": mx.zeros((4, 4))} if family.startswith("qwen") else {}
     for name, tensor in tree_flatten(oracle.parameters()):
-        if name.endswith(("conv1d.weight", "conv.conv.weight")):
-            tensor = tensor.swapaxes(1, 2)
-        elif extra and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-            tensor = tensor - 1  # Qwen's norms are stored less one
-        tensors[name.replace("language_model.model.", "model.language_model.")] = tensor
-    assert_folder_agrees(tmp_path, tensors | extra, oracle, config)
+        tensors |= published(family, name, tensor)
+    if family == "qwen3_5":
+        join_experts(tensors)
+    assert_folder_agrees(tmp_path, tensors, oracle, config)
+
+
+def published(family: str, name: str, tensor: mx.array) -> dict[str, mx.array]:
+    """A tensor as it was before mlx-lm's conversion."""
+    name = name.replace("language_model.model.", "model.language_model.")
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        return {name: tensor.swapaxes(1, 2)}
+    if family.startswith("qwen") and name.endswith("norm.weight") and "linear_attn" not in name:
+        return {name: tensor - 1}
+    if family == "lfm2_moe":
+        for own, other in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            name = name.replace(own, other)
+        if "switch_mlp" in name:
+            return {name.replace("switch_mlp", f"experts.{n}"): one for n, one in enumerate(tensor)}
+    return {name: tensor}
+
+
+def join_experts(tensors: dict[str, mx.array]) -> None:
+    """The gates and linear parts of all experts in one tensor, as Qwen 3.5 has them."""
+    for prefix in {name.partition("switch_mlp")[0] for name in tensors if "switch_mlp" in name}:
+        gate, up, down = (tensors.pop(f"{prefix}switch_mlp.{n}_proj.weight") for n in ("gate", "up", "down"))
+        tensors[f"{prefix}experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
+        tensors[f"{prefix}experts.down_proj"] = down
 
 
 def test_granite_without_experts_as_it_was_published(tmp_path: Path) -> None:
