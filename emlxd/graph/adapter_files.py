@@ -13,22 +13,23 @@ from typing import Any, Final
 import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
+from emlxd.graph.delta import LowRank
 from emlxd.graph.safetensors import open_safetensors
 
-Modules = Mapping[str, tuple[mx.array, mx.array]]
-"""A [r, in] and B [out, r], scaled, by the name of the projection: ``model.layers.0.self_attn.q_proj``.
+Modules = Mapping[str, LowRank]
+"""By the name of the projection: ``model.layers.0.self_attn.q_proj``."""
 
-Of a projection of all experts [experts, ...] each.
-"""
-
-_MLX_NAME: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[ab])")
-_PEFT_NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.(default\.)?weight")
+_MLX_NAME: Final = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
+_PEFT_NAME: Final = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(\.default)?(\.weight)?"
+)
+_PARTS: Final = {"lora_A": "lora_a", "lora_B": "lora_b", "lora_magnitude_vector": "m"}
 _TEXT_MODEL: Final = re.compile(r"(?:language_model\.|model\.language_model\.)(?:model\.)?")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 # What PEFT's configuration may ask for that is more than x A B, or changes the weights below.
 _PEFT_REFUSED: Final = (
-    *("use_dora", "use_qalora", "fan_in_fan_out", "lora_bias", "modules_to_save", "layer_replication"),
+    *("use_qalora", "fan_in_fan_out", "lora_bias", "modules_to_save", "layer_replication"),
     *("alora_invocation_tokens", "trainable_token_indices", "target_parameters"),
 )
 _PEFT_INITS: Final = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -66,8 +67,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
     kind = config.get("fine_tune_type", "lora")
-    if kind != "lora":
-        raise _bad(path, f"has fine_tune_type '{kind}', expected 'lora'; fuse others into the model")
+    if kind not in ("lora", "dora"):
+        raise _bad(path, f"has fine_tune_type '{kind}', expected 'lora' or 'dora'; others are fused models")
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise _bad(path, "has no lora_parameters")
@@ -75,14 +76,14 @@ def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
     rank = _number(path, parameters, "rank")
     tensors = _tensors(path, "adapters.safetensors")
     turned = {name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
-    modules = _paired(path, turned, _MLX_NAME, lambda module, r: scale)
+    modules = _paired(path, turned, _MLX_NAME, lambda module, r: scale, dora=kind == "dora")
     first = layers - _layers_adapted(path, config, layers)
     keys = parameters.get("keys")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         raise _bad(path, f"has keys {keys!r}, expected a list of names")
-    for module, (a, _) in modules.items():
-        if a.shape[-2] != rank:
-            raise _bad_module(path, module, f"has rank {a.shape[-2]}, but lora_parameters say {rank:g}")
+    for module, part in modules.items():
+        if part.a.shape[-2] != rank:
+            raise _bad_module(path, module, f"has rank {part.a.shape[-2]}, but lora_parameters say {rank:g}")
         place = _LAYER.fullmatch(module)
         chosen = place and int(place[1]) >= first and (keys is None or place[2] in keys)
         if not chosen and module not in (keys or ()):
@@ -116,7 +117,8 @@ def _read_peft(path: Path, config: Mapping[str, Any]) -> Modules:
 
     if not (path / "adapter_model.safetensors").exists() and (path / "adapter_model.bin").exists():
         raise _bad(path, "comes with adapter_model.bin, expected adapter_model.safetensors")
-    return _paired(path, _tensors(path, "adapter_model.safetensors"), _PEFT_NAME, scale)
+    tensors = _tensors(path, "adapter_model.safetensors")
+    return _paired(path, tensors, _PEFT_NAME, scale, dora=bool(config.get("use_dora")))
 
 
 def _pattern(path: Path, config: Mapping[str, Any], key: str) -> Callable[[str, float], float]:
@@ -146,29 +148,40 @@ def _paired(
     tensors: Mapping[str, mx.array],
     pattern: re.Pattern[str],
     scale: Callable[[str, int], float],
+    *,
+    dora: bool,
 ) -> Modules:
-    """A and B of each module, as ``Modules`` has them; ``scale`` is told its name and rank."""
-    sides: dict[str, dict[str, mx.array]] = {}
+    """The parts of each module together; ``scale`` is told its name and rank."""
+    parts: dict[str, dict[str, mx.array]] = {}
     for name, tensor in tensors.items():
         match = pattern.fullmatch(name)
         if match is None:
             raise _bad(path, f"comes with the tensor '{name}', which is no part of a LoRA", "the adapter")
-        sides.setdefault(_TEXT_MODEL.sub("model.", match["module"], 1), {})[match["side"].lower()] = tensor
-    return {module: _checked(path, module, found, scale) for module, found in sides.items()}
+        module = _TEXT_MODEL.sub("model.", match["module"], count=1)
+        parts.setdefault(module, {})[_PARTS.get(match["part"], match["part"])] = tensor
+    expected = {"lora_a", "lora_b"} | ({"m"} if dora else set())
+    for module, found in parts.items():
+        if found.keys() != expected:
+            raise _bad_module(path, module, f"has {some(found)}, expected {some(expected)}")
+        if not all(mx.issubdtype(part.dtype, mx.floating) for part in found.values()):
+            raise _bad_module(path, module, f"has {found['lora_a'].dtype}, expected floating point")
+    return {module: _checked(path, module, found, scale) for module, found in parts.items()}
 
 
 def _checked(
-    path: Path, module: str, sides: Mapping[str, mx.array], scale: Callable[[str, int], float]
-) -> tuple[mx.array, mx.array]:
-    if len(sides) < 2:
-        raise _bad_module(path, module, f"has only its lora_{next(iter(sides))}, expected lora_a and lora_b")
-    a, b = sides["a"], sides["b"]
-    if not mx.issubdtype(a.dtype, mx.floating) or not mx.issubdtype(b.dtype, mx.floating):
-        raise _bad_module(path, module, f"is {a.dtype} and {b.dtype}, expected floating point")
+    path: Path, module: str, parts: Mapping[str, mx.array], scale: Callable[[str, int], float]
+) -> LowRank:
+    a, b, magnitude = parts["lora_a"], parts["lora_b"], parts.get("m")
     fits = a.ndim == b.ndim in (2, 3) and a.shape[:-1] == (*b.shape[:-2], b.shape[-1]) and a.shape[-2]
     if not fits:
         raise _bad_module(path, module, f"is {a.shape} and {b.shape}, expected [r, in] and [out, r]")
-    return a, b.astype(mx.float32) * scale(module, a.shape[-2])
+    if magnitude is not None and (a.ndim == 3 or magnitude.shape != b.shape[:1]):
+        raise _bad_module(
+            path,
+            module,
+            f"has a magnitude of {magnitude.shape}, expected one of {b.shape[-2]} and no experts",
+        )
+    return LowRank(a, b.astype(mx.float32) * scale(module, a.shape[-2]), magnitude)
 
 
 def _number(path: Path, values: Mapping[str, Any], key: str) -> float:

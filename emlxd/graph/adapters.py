@@ -11,10 +11,11 @@ import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.adapter_files import AdapterFile, read_adapter, some
-from emlxd.graph.delta import Chosen, Delta, stack_deltas
+from emlxd.graph.delta import Chosen, Delta, LowRank, stack_deltas
 from emlxd.graph.families import family_of
 from emlxd.graph.names import COMMON, Names, stored_stems
 from emlxd.graph.spec import ModelSpec
+from emlxd.graph.weights import Weight
 
 # Projections of one input, which become one: what each adapter adds to them is as wide as all together.
 JOINED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -30,10 +31,10 @@ class Adapters:
         self._dtype = dtype
         self._left = [set(file.modules) for file in files]
 
-    def delta(self, stem: str, shape: tuple[int, int]) -> Delta | None:
-        """For the projection ``stem`` with a weight of ``shape`` [out, in]. Raises ModelFormatError."""
-        parts = [self._part(number, stem, shape) for number in range(len(self._files))]
-        return stack_deltas(parts, self._dtype, self.chosen)
+    def delta(self, stem: str, weight: Weight) -> Delta | None:
+        """For the projection ``stem`` with a ``weight`` [out, in]. Raises ModelFormatError."""
+        parts = [self._part(number, stem, weight.shape) for number in range(len(self._files))]
+        return stack_deltas(parts, self._dtype, self.chosen, weight)
 
     def expert_delta(self, stems: Sequence[str], stem: str, shape: tuple[int, int]) -> Delta | None:
         """For one projection of all experts, which an adapter has as ``stem``, or as ``stems`` of each."""
@@ -42,27 +43,32 @@ class Adapters:
 
     def _expert_part(
         self, number: int, stems: Sequence[str], stem: str, shape: tuple[int, int]
-    ) -> tuple[mx.array, mx.array] | None:
+    ) -> LowRank | None:
         whole = self._part(number, stem, (len(stems), *shape))
         if whole is not None:
             return whole
-        each = stack_deltas([self._part(number, one, shape) for one in stems], self._dtype, self.chosen)
-        return (each.a, each.b) if each else None
+        parts = [self._part(number, one, shape) for one in stems]
+        if any(part and part.magnitude is not None for part in parts):
+            raise ModelFormatError(
+                f"{self._files[number].path}: has magnitudes (DoRA) for experts, expected none"
+            )
+        each = stack_deltas(parts, self._dtype, self.chosen)
+        return LowRank(each.a, each.b) if each else None
 
-    def _part(self, number: int, stem: str, shape: tuple[int, ...]) -> tuple[mx.array, mx.array] | None:
+    def _part(self, number: int, stem: str, shape: tuple[int, ...]) -> LowRank | None:
         file, left = self._files[number], self._left[number]
         name = next((name for name in stored_stems(stem, self._names) if name in left), None)
         if name is None:
             return None
         left.discard(name)
-        a, b = file.modules[name]
-        found = (*a.shape[:-2], b.shape[-2], a.shape[-1])
+        part = file.modules[name]
+        found = (*part.a.shape[:-2], part.b.shape[-2], part.a.shape[-1])
         if found != shape:
             stored, expected = (" x ".join(map(str, one)) for one in (found, shape))
             raise ModelFormatError(
                 f"{file.path}: '{name}' is for a weight of {stored}, but the model's is {expected}"
             )
-        return a, b
+        return part
 
     def finish(self) -> None:
         """Raises ModelFormatError for modules that the model does not have or that cannot be adapted."""
@@ -88,8 +94,10 @@ def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
     """How many numbers the adapters in ``paths`` take together. Reads headers. Raises ModelFormatError."""
     ranks: dict[str, dict[str, int]] = {}
     sizes: dict[str, int] = {}
+    growths: dict[str, int] = {}
     for path in paths:
-        for module, (a, b) in read_adapter(path, len(spec.layers)).modules.items():
+        for module, part in read_adapter(path, len(spec.layers)).modules.items():
+            a, b = part.a, part.b
             layer, _, name = module.rpartition(".")
             joined = next((names for names in JOINED if name in names), (name,))
             whole = f"{layer}.{joined}"
@@ -99,7 +107,10 @@ def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
                 queries = 2 * spec.heads if spec.attention_gate else spec.heads
                 out = (queries + 2 * spec.kv_heads) * spec.head_dim
             sizes[whole] = math.prod(a.shape[:-2]) * (a.shape[-1] + out)
-    return len(paths) * sum(sum(ranks[whole].values()) * sizes[whole] for whole in ranks)
+            if part.magnitude is not None:
+                growths[whole] = out
+    products = sum(sum(ranks[whole].values()) * sizes[whole] for whole in ranks)
+    return len(paths) * (products + sum(growths.values()))
 
 
 class SlotAdapters:

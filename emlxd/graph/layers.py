@@ -16,7 +16,7 @@ from emlxd.graph.weights import Weight, fuse_rows
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + bias, with W [out, in] dense or quantised, and what adapters add to it."""
+    """y = x W^T + bias, with W [out, in] dense or quantised, and what adapters make of it."""
 
     weight: Weight
     bias: mx.array | None = None
@@ -24,8 +24,7 @@ class Linear:
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self._plain(x)
-        added = self.delta(x) if self.delta else None
-        return y if added is None else y + added
+        return self.delta.adapted(x, y, self.bias) if self.delta else y
 
     def _plain(self, x: mx.array) -> mx.array:
         w = self.weight

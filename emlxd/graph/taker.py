@@ -70,10 +70,10 @@ class Taker:
     def linear(
         self, stem: str, rows: int, columns: int, bias: bool = False, *, quantize_dense: bool = True
     ) -> Linear:
-        """A projection, with what adapters add to it."""
+        """A projection, with what adapters make of it."""
         weight = self.matrix(stem, rows, columns, quantize_dense=quantize_dense)
         vector = self.vector(f"{stem}.bias", rows) if bias else None
-        delta = self._adapters.delta(stem, (rows, columns)) if self._adapters else None
+        delta = self._adapters.delta(stem, weight) if self._adapters else None
         self.evaluate(arrays_in(delta))
         return Linear(weight, vector, delta)
 

@@ -94,6 +94,24 @@ def test_a_batch_of_adapters_gives_the_tokens_of_mlx_lm(
         assert generate(runner, [(prompt, number)], 24) == [answer]
 
 
+def test_only_vectors_are_gathered_for(
+    llama: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX's kernel on CUDA does no more."""
+    gather, heights = mx.gather_mm, []
+
+    def noting(x: mx.array, *rest: Any, **options: Any) -> mx.array:
+        heights.append(x.shape[-2])
+        return gather(x, *rest, **options)
+
+    monkeypatch.setattr(mx, "gather_mm", noting)
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters, compile=False))
+    generate(runner, [(PROMPT[:20], 1), (PROMPT[:20], 0)], 3)
+    runner.verify([22, 22], [[1, 2], [3, 4]], 2)
+    assert set(heights) == {1}
+
+
 def test_each_adapter_says_something_else(llama: tuple[Path, list[Path]]) -> None:
     folder, adapters = llama
     runner = open_runner(folder, settings(folder, adapters))
@@ -207,6 +225,32 @@ def test_experts_adapted_one_by_one(tmp_path: Path) -> None:
     assert same == other != base
 
 
+@pytest.mark.parametrize("shape", [{}, {"attention_bias": True, "mlp_bias": True}, {"bits": 8}])
+def test_dora_beside_lora_and_none(tmp_path: Path, shape: dict[str, Any]) -> None:
+    """Weights whose rows get lengths of their own, in both formats; q and v have some, k has not."""
+
+    def model() -> Any:
+        found, config = tiny.make_llama(**{name: value for name, value in shape.items() if name != "bits"})
+        return found, tiny.quantize(found, config, bits=8) if "bits" in shape else config
+
+    folder = tiny.save(tmp_path / "base", *model())
+    dora = tiny_adapters.save_mlx(tmp_path / "dora", model()[0], seed=1, kind="dora")
+    peft = tiny_adapters.as_peft(tmp_path / "peft", dora, use_dora=True)
+    lora = tiny_adapters.save_mlx(tmp_path / "lora", model()[0], seed=2, keys=["self_attn.k_proj"])
+    adapters = [dora, peft, lora]
+    runner = open_runner(folder, settings(folder, adapters))
+    assert_counted(folder, adapters, runner)
+    prompt = PROMPT[:40]
+    answers = generate(runner, [(prompt, number) for number in range(4)], 20)
+    for number, adapter in ((0, None), (1, dora), (2, dora), (3, lora)):
+        oracle = model()[0]
+        if adapter:
+            load_adapters(oracle, str(adapter))
+            oracle.eval()
+        assert answers[number] == oracle_greedy(oracle, prompt, 20)
+        assert generate(runner, [(prompt, number)], 20) == [answers[number]]
+
+
 # PEFT's ways to scale
 
 
@@ -297,7 +341,20 @@ Q = "self_attn.q_proj"
 WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
     "no format": ({}, {}, "neither lora_parameters"),
     "no object": ([], {}, "expected a JSON object"),
-    "dora": (edit(MLX, fine_tune_type="dora"), {}, "fine_tune_type 'dora'"),
+    "dora without a magnitude": (
+        edit(MLX, fine_tune_type="dora"),
+        {f"model.layers.2.{Q}.lora_{side}": mx.ones((64, 4)) for side in "ab"},
+        "has lora_a, lora_b, expected lora_a, lora_b, m",
+    ),
+    "a magnitude of another size": (
+        edit(MLX, fine_tune_type="dora"),
+        {
+            f"model.layers.2.{Q}.lora_a": mx.ones((64, 4)),
+            f"model.layers.2.{Q}.lora_b": mx.ones((4, 64)),
+            f"model.layers.2.{Q}.m": mx.ones((32,)),
+        },
+        "magnitude of .32,., expected one of 64",
+    ),
     "full": ({"fine_tune_type": "full"}, {}, "fine_tune_type 'full'"),
     "no scale": ({"num_layers": 1, "lora_parameters": {"rank": 4, "alpha": 1}}, {}, "scale None"),
     "no rank": ({"num_layers": 1, "lora_parameters": {"scale": 1}}, {}, "rank None"),
@@ -306,7 +363,7 @@ WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
         {},
         "expected a list of names",
     ),
-    "half": (MLX, tensors(f"{Q}.lora_a"), "only its lora_a"),
+    "half": (MLX, tensors(f"{Q}.lora_a"), "has lora_a, expected lora_a, lora_b"),
     "misshapen": (MLX, tensors(f"{Q}.lora_a", f"{Q}.lora_b"), "expected .r, in. and .out, r."),
     "other rank": (
         edit(MLX, lora_parameters={"rank": 8, "scale": 1}),
@@ -345,7 +402,7 @@ WRONG: dict[str, tuple[Any, dict[str, mx.array], str]] = {
         "expected floating point",
     ),
     "other tensors": (MLX, tensors("self_attn.q_proj.weight"), "no part of a LoRA"),
-    "peft dora": (edit(PEFT, use_dora=True), {}, "sets use_dora"),
+    "peft biases of its own": (edit(PEFT, lora_bias=True), {}, "sets lora_bias"),
     "peft saved modules": (edit(PEFT, modules_to_save=["lm_head"]), {}, "sets modules_to_save"),
     "peft biases": (edit(PEFT, bias="all"), {}, "bias 'all'"),
     "peft pissa": (edit(PEFT, init_lora_weights="pissa"), {}, "init_lora_weights 'pissa'"),

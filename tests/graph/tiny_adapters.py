@@ -18,18 +18,25 @@ KEYS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_pr
 
 
 def save_mlx(
-    folder: Path, model: nn.Module, *, seed: int, rank: int = 4, layers: int = -1, **parameters: Any
+    folder: Path,
+    model: nn.Module,
+    *,
+    seed: int,
+    rank: int = 4,
+    layers: int = -1,
+    kind: str = "lora",
+    **parameters: Any,
 ) -> Path:
     """Turns ``model`` into one with LoRA layers, and writes these as mlx-lm's trainer does."""
     lora = {"rank": rank, "scale": 2.0, "dropout": 0.1, "keys": list(KEYS)} | parameters
-    linear_to_lora_layers(model, layers, lora)
+    linear_to_lora_layers(model, layers, lora, use_dora=kind == "dora")
     mx.random.seed(seed)
     tensors = {
         name: 0.3 * value
         for name, value in tree_flatten(random_parameters(model))
-        if name.endswith(("lora_a", "lora_b"))
+        if name.endswith(("lora_a", "lora_b", ".m"))
     }
-    write(folder, {"fine_tune_type": "lora", "num_layers": layers, "lora_parameters": lora}, tensors)
+    write(folder, {"fine_tune_type": kind, "num_layers": layers, "lora_parameters": lora}, tensors)
     return folder
 
 
@@ -38,8 +45,9 @@ def as_peft(folder: Path, source: Path, **config: Any) -> Path:
     lora = json.loads((source / "adapter_config.json").read_text())["lora_parameters"]
     tensors = {}
     for name, tensor in mx.load(str(source / "adapters.safetensors")).items():  # type: ignore[union-attr]
-        module, _, side = name.rpartition(".lora_")
-        tensors[f"base_model.model.{module}.lora_{side.upper()}.weight"] = mx.contiguous(tensor.T)
+        module, _, part = name.rpartition(".")
+        stored = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}[part]
+        tensors[f"base_model.model.{module}.{stored}"] = mx.contiguous(tensor.T)
     usual = {
         "peft_type": "LORA",
         "r": lora["rank"],
