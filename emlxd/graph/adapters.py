@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import mlx.core as mx
 
@@ -16,9 +14,6 @@ from emlxd.graph.families import family_of
 from emlxd.graph.names import COMMON, Names, stored_stems
 from emlxd.graph.spec import ModelSpec
 from emlxd.graph.weights import Weight
-
-# Projections of one input, which become one: what each adapter adds to them is as wide as all together.
-JOINED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Adapters:
@@ -88,29 +83,6 @@ def open_adapters(
         return None
     files = [read_adapter(path, len(spec.layers)) for path in paths]
     return Adapters(files, {**COMMON, **family_of(config, str(paths[0])).names}, dtype)
-
-
-def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
-    """How many numbers the adapters in ``paths`` take together. Reads headers. Raises ModelFormatError."""
-    ranks: dict[str, dict[str, int]] = {}
-    sizes: dict[str, int] = {}
-    growths: dict[str, int] = {}
-    for path in paths:
-        for module, part in read_adapter(path, len(spec.layers)).modules.items():
-            a, b = part.a, part.b
-            layer, _, name = module.rpartition(".")
-            joined = next((names for names in JOINED if name in names), (name,))
-            whole = f"{layer}.{joined}"
-            ranks.setdefault(whole, {})[name] = max(ranks.get(whole, {}).get(name, 0), a.shape[-2])
-            out = b.shape[-2] * len(joined)
-            if "q_proj" in joined:
-                queries = 2 * spec.heads if spec.attention_gate else spec.heads
-                out = (queries + 2 * spec.kv_heads) * spec.head_dim
-            sizes[whole] = math.prod(a.shape[:-2]) * (a.shape[-1] + out)
-            if part.magnitude is not None:
-                growths[whole] = out
-    products = sum(sum(ranks[whole].values()) * sizes[whole] for whole in ranks)
-    return len(paths) * (products + sum(growths.values()))
 
 
 class SlotAdapters:

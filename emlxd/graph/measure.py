@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from emlxd.graph.adapters import adapter_values
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
 from emlxd.graph.gguf_blocks import KEPT_BITS
+from emlxd.graph.measure_adapters import adapter_values
 from emlxd.graph.safetensors import open_safetensors
 from emlxd.graph.spec import LayerSpec, ModelSpec, ring_size
 from emlxd.graph.weights import Quantization
