@@ -41,8 +41,8 @@ class DeltaNet:
         ends = [mixed, mixed + spec.values, mixed + spec.values + spec.value_heads]
         mixed_in, gate, beta, decay = mx.split(self.inputs(x), ends, axis=-1)
         mixed_out = self.functions.silu(self.conv(mixed_in, step, conv_state))
-        q, k, v = mx.split(mixed_out, [spec.keys, 2 * spec.keys], axis=-1)
-        q, k = (_unit(x.reshape(batch, length, spec.key_heads, -1)) for x in (q, k))
+        qk, v = mx.split(mixed_out, [2 * spec.keys], axis=-1)
+        q, k = mx.split(_unit(qk.reshape(batch, length, 2 * spec.key_heads, -1)), 2, axis=2)
         tokens = Tokens(
             q=q * spec.key_dim**-0.5,
             k=k,

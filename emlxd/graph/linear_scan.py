@@ -36,8 +36,11 @@ class Tokens:
     beta: mx.array | None = None
 
     def first(self, lengths: mx.array | None) -> Tokens:
-        """Tokens past a row's first ``lengths`` leave the state as it is."""
-        if lengths is None:
+        """Tokens past a row's first ``lengths`` leave the state as it is.
+
+        Of a single one this is not asked: rows without tokens keep their state in any case.
+        """
+        if lengths is None or self.q.shape[1] == 1:
             return self
         there = mx.arange(self.q.shape[1], dtype=mx.int32) < lengths[:, None]
         log_decay = mx.where(there[..., None], self.log_decay, 0.0)

@@ -82,20 +82,14 @@ def test_a_state_that_fades_at_once_overflows_nowhere() -> None:
 
 
 @pytest.mark.parametrize("delta", [True, False])
-@pytest.mark.parametrize("length", [1, 100])
-def test_tokens_past_a_row_s_length_leave_its_state(length: int, delta: bool) -> None:
-    tokens = random_tokens(length, delta=delta)
-    lengths = [0, length // 2 + 1]
+def test_tokens_past_a_row_s_length_leave_its_state(delta: bool) -> None:
+    tokens, lengths = random_tokens(100, delta=delta), [0, 51]
     outs, state = scan(tokens.first(mx.array(lengths)), state_before())
-    for row, own in enumerate(lengths):
-        short = Tokens(
-            *(None if x is None else x[:, :own] for x in (tokens.q, tokens.k, tokens.v)),
-            tokens.log_decay[:, :own],
-            None if tokens.beta is None else tokens.beta[:, :own],
-        )
-        if not own:
-            assert (state[row] == state_before()[row]).all()
-            continue
-        expected, after = token_by_token(short, state_before())
-        assert_close(state[row], after[row])
-        assert_close(outs[row, :own], expected[row])
+    assert (state[0] == state_before()[0]).all()
+    short = Tokens(
+        *(x[:, :51] for x in (tokens.q, tokens.k, tokens.v, tokens.log_decay)),
+        None if tokens.beta is None else tokens.beta[:, :51],
+    )
+    expected, after = token_by_token(short, state_before())
+    assert_close(state[1], after[1])
+    assert_close(outs[1, :51], expected[1])
