@@ -5,28 +5,30 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from emlxd.config import ModelSettings, PrefixCacheSettings, Source
 from emlxd.core import SamplingParams
+from emlxd.errors import UserError
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.open import open_runner
+from emlxd.graph.random_model import copy_bandwidth
 from emlxd.graph.runner import MlxRunner
 
+OURS: Final = "emlxd"
 GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """``prompt`` and ``tokens`` are per stream. ``dense`` expands quantised weights."""
+    """``prompt`` and ``tokens`` are per stream."""
 
     streams: tuple[int, ...] = (1, 8, 32)
     prompt: int = 512
     tokens: int = 128
     repeats: int = 5
-    dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +37,39 @@ class Measure:
 
     prefill: float
     decode: float
-    dispatch: float = 0.0
+    dispatch: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Medians in tokens a second, all streams together, and the lowest and highest of the repeats."""
+    """Medians in tokens a second, all streams together, and the lowest and highest of the repeats.
+
+    ``dispatch_ms`` is the host's part of a step. ``ceiling`` is the share of the steps a second that reading
+    all weights once a step at the speed of a copy would allow; both are None for mlx-lm.
+    """
 
     name: str
     streams: int
     prefill: float
     decode: float
     decode_range: tuple[float, float]
-    dispatch_ms: float
+    dispatch_ms: float | None = None
+    ceiling: float | None = None
 
 
 Run = Callable[[int], Measure]
 
 
 def measure(folder: Path, options: EngineOptions, *, peer: bool) -> Iterator[Line]:
-    """Both programs take turns, repeat by repeat, so that a drift of the machine hits both."""
-    runs: dict[str, Run] = {"emlxd": _Ours(folder, options).run}
+    """Both programs take turns, repeat by repeat, so that a drift of the machine hits both.
+
+    Raises UserError where mlx-lm is asked for and is not installed.
+    """
+    ours = _Ours(folder, options)
+    runs: dict[str, Run] = {OURS: ours.run}
     if peer:
         runs["mlx-lm"] = _Peer(folder, options).run
+    most = copy_bandwidth() / ours.weight_bytes
     for streams in options.streams:
         taken: dict[str, list[Measure]] = {name: [] for name in runs}
         for repeat in range(options.repeats + 1):
@@ -66,18 +78,20 @@ def measure(folder: Path, options: EngineOptions, *, peer: bool) -> Iterator[Lin
                 if repeat:  # the first compiles
                     taken[name].append(one)
         for name, measures in taken.items():
-            yield _line(name, streams, measures)
+            line = _line(name, streams, measures)
+            yield replace(line, ceiling=line.decode / streams / most) if name == OURS else line
 
 
 def _line(name: str, streams: int, measures: Sequence[Measure]) -> Line:
     decode = [one.decode for one in measures]
+    dispatch = [one.dispatch for one in measures if one.dispatch is not None]
     return Line(
         name,
         streams,
         statistics.median(one.prefill for one in measures),
         statistics.median(decode),
         (min(decode), max(decode)),
-        statistics.median(one.dispatch for one in measures) * 1000,
+        statistics.median(dispatch) * 1000 if dispatch else None,
     )
 
 
@@ -94,11 +108,14 @@ class _Ours:
                 name="bench",
                 source=Source(path=folder),
                 slots=max(options.streams),
-                max_context=1 << (options.prompt + options.tokens).bit_length(),
-                weights="dense" if options.dense else "auto",
+                max_context=max(64, 1 << (options.prompt + options.tokens).bit_length()),
                 prefix_cache=PrefixCacheSettings(bytes=0),
             ),
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._runner.weight_bytes
 
     def run(self, streams: int) -> Measure:
         """Prefills ``streams`` prompts, then decodes them together, one step ahead of what is read."""
@@ -129,7 +146,10 @@ class _Peer:
     """mlx-lm's own batching generator."""
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:
-        from mlx_lm.utils import load_model
+        try:
+            from mlx_lm.utils import load_model
+        except ImportError:
+            raise UserError("mlx-lm is not installed: `pip install mlx-lm`.") from None
 
         self._options = options
         self._model: Any = load_model(folder)[0]

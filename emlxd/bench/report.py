@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from emlxd.bench.http import BenchResult, Spread
+
+if TYPE_CHECKING:
+    from emlxd.bench.engine import Line
 
 
 def to_json(result: BenchResult) -> str:
@@ -39,6 +44,39 @@ def to_table(result: BenchResult) -> Table:
     )
     if not all(row.counted for row in result.rows):
         table.caption += " ~ The server does not count tokens: one chunk counts as one."
+    return table
+
+
+def engine_to_json(lines: Sequence[Line]) -> str:
+    """As JSON: rates in tokens a second, times in milliseconds."""
+    return json.dumps([asdict(line) for line in lines], indent=2)
+
+
+def engine_table(model: str, lines: Sequence[Line]) -> Table:
+    """A line for each program and number of streams; rates are those of all streams together."""
+    table = Table(title=f"The engine alone: {model}")
+    table.add_column("")
+    for heading in (
+        "streams",
+        "prefill tok/s",
+        "decode tok/s",
+        "lowest to highest",
+        "host ms a step",
+        "of ceiling",
+    ):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        low, high = line.decode_range
+        table.add_row(
+            line.name,
+            str(line.streams),
+            f"{line.prefill:,.0f}",
+            f"{line.decode:,.0f}",
+            f"{low:,.0f} to {high:,.0f}",
+            "" if line.dispatch_ms is None else f"{line.dispatch_ms:.2f}",
+            "" if line.ceiling is None else f"{line.ceiling:.0%}",
+        )
+    table.caption = "The ceiling is reading all weights once a step as fast as this device copies memory."
     return table
 
 

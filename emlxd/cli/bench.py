@@ -14,6 +14,7 @@ from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, load_settings
 from emlxd.errors import UserError
 
 if TYPE_CHECKING:
+    from emlxd.bench.engine import EngineOptions
     from emlxd.bench.http import BenchResult
 
 
@@ -67,6 +68,19 @@ def bench(
         str | None,
         typer.Option(metavar="NAME", show_default="as --model", help="What the model is called there."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            show_default=False,
+            help="Measure the engine without a server: on a model's folder, or on random weights in the "
+            "shape of qwen3-0.6b, llama-1b or llama-8b.",
+        ),
+    ] = None,
+    bits: Annotated[
+        int | None, typer.Option(min=2, max=8, show_default="bfloat16", help="Of random weights.")
+    ] = None,
+    peer: Annotated[bool, typer.Option("--peer", help="With --engine: mlx-lm in turn with it.")] = False,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="Draw a chart into a file.")
     ] = None,
@@ -75,8 +89,14 @@ def bench(
     """Measure any OpenAI-compatible server.
 
     Time to first token, gaps between tokens, tokens a second, for each number of requests at once. With
-    --vs two servers are measured in the same way, one after the other.
+    --vs two servers are measured in the same way, one after the other, and with --engine no server at all.
     """
+    if engine is not None:
+        from emlxd.bench.engine import EngineOptions
+
+        wanted = EngineOptions(concurrency, prompt_tokens[0], max_tokens, repeats)
+        _measure_engine(engine, bits, wanted, peer=peer, as_json=as_json)
+        return
     import asyncio
 
     from rich.console import Console
@@ -113,6 +133,28 @@ def bench(
         Console().print(to_table(result))
     if vs is not None:
         Console().print(to_comparison(*results))
+
+
+def _measure_engine(
+    model: str, bits: int | None, options: EngineOptions, *, peer: bool, as_json: bool
+) -> None:
+    import tempfile
+
+    from rich.console import Console
+
+    from emlxd.bench.engine import measure
+    from emlxd.bench.report import engine_table, engine_to_json
+    from emlxd.graph.random_model import SHAPES, write_model
+
+    if model not in SHAPES and not Path(model).is_dir():
+        raise UserError(f"{model} is neither a folder nor one of {', '.join(SHAPES)}.")
+    with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("measuring"):
+        path = write_model(Path(folder), model, bits) if model in SHAPES else Path(model)
+        lines = list(measure(path, options, peer=peer))
+    if as_json:
+        typer.echo(engine_to_json(lines))
+    else:
+        Console().print(engine_table(model, lines))
 
 
 def _write_chart(path: Path, results: Sequence[BenchResult]) -> None:

@@ -10,8 +10,10 @@ import mlx.core as mx
 from emlxd.graph import cpu_math
 from emlxd.graph.activations import Activation, Functions, make_activation, weigh
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
+from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
+from emlxd.graph.transformer import Transformer
 
 Kind = Literal["metal", "cuda", "cpu"]
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -60,6 +62,10 @@ class Device:
 
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
+
+    def fused_decoder(self, model: Transformer, max_context: int) -> FusedDecoder | None:
+        """A decode step in one kernel, where there is one for this device and ``model``."""
+        return FusedDecoder.of(model, max_context) if self.kind == "cuda" else None
 
     def _plain(self, dtype: mx.Dtype) -> bool:
         return not self.gpu and dtype == mx.float32

@@ -33,9 +33,10 @@ def open_runner(
         raise ModelFormatError(
             f"{path}: max_context is {max_context}, but the model was made for at most {limit} tokens"
         )
+    device = current_device()
     model = load_transformer(
         checkpoint,
-        current_device(),
+        device,
         max_context=max_context,
         dtype=settings.dtype,
         weights=settings.weights,
@@ -52,6 +53,7 @@ def open_runner(
         compile=settings.compile,
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
+        fused=device.fused_decoder(model, max_context) if settings.compile else None,
     )
 
 

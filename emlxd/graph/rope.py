@@ -121,13 +121,18 @@ _SCALINGS: Final[Mapping[str, Callable[..., Waves]]] = {
 
 
 class FusedRope:
-    """``mx.fast.rope``: one kernel on a GPU."""
+    """``mx.fast.rope``: one kernel on a GPU. ``turns`` float32 [dims / 2] are radians a position."""
 
     def __init__(self, spec: RopeSpec, max_context: int) -> None:
         self._spec = spec
         found = waves(spec, max_context)
         self._lengths = mx.array(found.lengths, dtype=mx.float32)
-        self._magnitude = found.magnitude
+        self.turns = 1 / self._lengths
+        self.magnitude = found.magnitude
+
+    def turns_halves(self, head_dim: int) -> bool:
+        """Whether all of a head is rotated, dimension i with i + head_dim / 2."""
+        return self._spec.dims == head_dim and not self._spec.traditional
 
     def at(self, starts: mx.array, length: int) -> Rotate:
         def rotate(x: mx.array) -> mx.array:
@@ -146,11 +151,11 @@ class FusedRope:
 
     def _scaled(self, x: mx.array) -> mx.array:
         dims = self._spec.dims
-        if self._magnitude == 1.0:
+        if self.magnitude == 1.0:
             return x
         if x.shape[-1] == dims:
-            return x * self._magnitude
-        return mx.concatenate([x[..., :dims] * self._magnitude, x[..., dims:]], axis=-1)
+            return x * self.magnitude
+        return mx.concatenate([x[..., :dims] * self.magnitude, x[..., dims:]], axis=-1)
 
 
 class TableRope:

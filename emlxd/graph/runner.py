@@ -12,6 +12,7 @@ from emlxd.graph.adapters import SlotAdapters
 from emlxd.graph.attention import Place
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.block_pool import BlockPool, block_bytes
+from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.device_memory import out_of_memory
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.pending import Pending, Scored
@@ -36,6 +37,7 @@ class MlxRunner:
         compile: bool,
         end_tokens: Collection[int] = (),
         prefix_cache_bytes: int = 0,
+        fused: FusedDecoder | None = None,
     ) -> None:
         """``ring`` is how many positions of a slot every layer still has, counted back from the last written,
         or None for all; ``slack`` how far a slot may have gone past one that somebody goes on from.
@@ -48,8 +50,10 @@ class MlxRunner:
         self._model = model
         self._end_tokens = end_tokens
         self._prefix_cache_bytes = prefix_cache_bytes
-        self._steps = DecodeSteps(model, compile=compile)
+        self._steps = DecodeSteps(model, compile=compile, fused=fused)
         self.reset()
+        if fused:
+            fused.prepare(slots, self._cache.layers)
 
     def reset(self) -> None:
         """Forgets all sequences and blocks, as is needed after a step has failed half-way."""

@@ -9,10 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from emlxd.graph.attention import Place
+from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.kv_cache import KVCache, LayerArrays
 from emlxd.graph.sampling import Logprobs, Rows, SamplingMode, logprobs, sample
 from emlxd.graph.step_context import Advance
 from emlxd.graph.transformer import Transformer
+
+Forward = Callable[[mx.array, Rows, LayerArrays], tuple[mx.array, LayerArrays]]
+"""Tokens, ``StepRows.arrays`` and what the layers keep -> logits and what they keep then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,10 @@ class StepRows:
 class DecodeSteps:
     """The parts of a decode step in every shape asked for so far, each traced once."""
 
-    def __init__(self, model: Transformer, *, compile: bool) -> None:
+    def __init__(self, model: Transformer, *, compile: bool, fused: FusedDecoder | None = None) -> None:
+        """``fused`` computes the forward pass of the steps that it takes."""
         self._model = model
+        self._fused = fused
         self._compile = compile
         self._built: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.traces = 0
@@ -80,13 +86,13 @@ class DecodeSteps:
         The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
         each would be copied.
         """
-        run = self._build(("step", mode, rows.shape), lambda: _joined(self._model, mode, rows.window))
+        run = self._build(("step", mode, rows.shape), lambda: _joined(self._forward(rows), mode))
         sampled, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
         return Sampled.of(sampled)
 
     def forward(self, rows: StepRows, tokens: mx.array, cache: KVCache) -> mx.array:
         """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
-        run = self._build(("forward", rows.shape), lambda: _forward(self._model, rows.window))
+        run = self._build(("forward", rows.shape), lambda: self._forward(rows))
         logits: mx.array
         logits, cache.layers = run(tokens, rows.arrays, cache.layers)
         return logits
@@ -117,6 +123,11 @@ class DecodeSteps:
         arrays, cache.layers = run(tokens, drafts, rows.arrays, dict(slots), cache.layers)
         return arrays["tokens"], arrays["sampled"]
 
+    def _forward(self, rows: StepRows) -> Forward:
+        if self._fused and self._fused.takes(rows.count):
+            return _forward_fused(self._model, self._fused, rows.window)
+        return _forward(self._model, rows.window)
+
     def _build(self, key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if key not in self._built:
             function = make()
@@ -129,8 +140,8 @@ class DecodeSteps:
         return self._built[key]
 
 
-def _joined(model: Transformer, mode: SamplingMode, window: int) -> Callable[..., Any]:
-    forward, pick = _forward(model, window), _sample(mode)
+def _joined(forward: Forward, mode: SamplingMode) -> Callable[..., Any]:
+    pick = _sample(mode)
 
     def step(
         tokens: mx.array, rows: Rows, slots: Rows, kept: LayerArrays
@@ -155,7 +166,16 @@ def _place(rows: Rows, length: int, window: int, lengths: mx.array | None) -> Pl
     )
 
 
-def _forward(model: Transformer, window: int) -> Callable[..., Any]:
+def _forward_fused(model: Transformer, fused: FusedDecoder, window: int) -> Forward:
+    def forward(tokens: mx.array, rows: Rows, kept: LayerArrays) -> tuple[mx.array, LayerArrays]:
+        count = rows["positions"].shape[0]
+        logits = fused.logits(tokens[:count], rows["positions"], rows["lengths"], window, kept)
+        return model.scaled(logits), kept
+
+    return forward
+
+
+def _forward(model: Transformer, window: int) -> Forward:
     def forward(tokens: mx.array, rows: Rows, kept: LayerArrays) -> tuple[mx.array, LayerArrays]:
         count = rows["positions"].shape[0]
         kept = [list(layer) for layer in kept]

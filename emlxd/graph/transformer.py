@@ -81,17 +81,23 @@ class Transformer:
         functions put there takes a state over the first ``lengths`` tokens.
         """
         self.adapters.rows = place.adapters
-        x = self.embedding(tokens)
-        if self.spec.embedding_scale != 1.0:
-            x = x * self.spec.embedding_scale
+        x = self.embedded(tokens)
         step = StepContext(self.spec, place, self.attention, later)
         for layer, arrays in zip(self.layers, kept, strict=True):
             x = layer(x, step, arrays)
         return x
 
+    def embedded(self, tokens: mx.array) -> mx.array:
+        """int32 [...] -> [..., D]"""
+        x = self.embedding(tokens)
+        return x if self.spec.embedding_scale == 1.0 else x * self.spec.embedding_scale
+
     def logits(self, hidden: mx.array) -> mx.array:
         """[..., D] -> float32 [..., vocab_size]"""
-        logits = self.head(self.norm(hidden)).astype(mx.float32)
+        return self.scaled(self.head(self.norm(hidden)).astype(mx.float32))
+
+    def scaled(self, logits: mx.array) -> mx.array:
+        """What some families do to the head's output."""
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if cap := self.spec.logit_soft_cap:

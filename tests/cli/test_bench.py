@@ -7,6 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from emlxd.bench import engine
+from emlxd.graph import random_model
+
 QUICK = ("--repeats", "2", "--warmup", "0", "--max-tokens", "4", "--prompt-tokens", "8")
 
 
@@ -78,3 +81,35 @@ def test_no_server(emlxd):
     result = emlxd("bench", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "No server answers at http://127.0.0.1:1" in result.stderr
+
+
+TINY = dict(random_model.SHAPES["llama-1b"]) | {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 6000,
+}
+
+
+def test_the_engine_alone_and_mlx_lm_in_turn_with_it(emlxd, monkeypatch):
+    monkeypatch.setattr(random_model, "SHAPES", {"tiny": TINY})
+    monkeypatch.setattr(engine, "copy_bandwidth", lambda: 1e10)
+    options = ("bench", "--engine", "tiny", "--bits", "4", "--peer", "--concurrency", "1,2", *QUICK)
+    result = emlxd(*options, "--json")
+    assert result.exit_code == 0, result.stderr
+    lines = json.loads(result.stdout)
+    assert [(line["name"], line["streams"]) for line in lines] == [
+        (name, streams) for streams in (1, 2) for name in ("emlxd", "mlx-lm")
+    ]
+    assert all(line["prefill"] > 0 and line["decode"] > 0 for line in lines)
+    assert all((line["ceiling"] is None) == (line["name"] == "mlx-lm") for line in lines)
+    assert "The engine alone: tiny" in emlxd(*options).stdout
+
+
+def test_an_engine_of_nothing_is_named(emlxd):
+    result = emlxd("bench", "--engine", "llama-9b", *QUICK)
+    assert result.exit_code == 1
+    assert result.stderr.strip() == "llama-9b is neither a folder nor one of qwen3-0.6b, llama-1b, llama-8b."

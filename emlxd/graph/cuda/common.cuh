@@ -1,0 +1,71 @@
+// What all parts of the decode kernel use.
+
+#include <cuda_bf16.h>
+
+namespace emlxd {
+
+using bf16 = __nv_bfloat16;
+using bf162 = __nv_bfloat162;
+
+constexpr int WARPS = 16;
+constexpr int THREADS = WARPS * 32;
+
+// Opaque to the compiler, which would else compute what all phases need ahead of the loop over them, and so run out of
+// registers for the weights on their way.
+__device__ __forceinline__ int thread_index() {
+  int i = threadIdx.x;
+  asm volatile("" : "+r"(i));
+  return i;
+}
+
+__device__ __forceinline__ float bf16_round(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+
+// Where element k of a row lies in the buffers that a matrix of BITS is multiplied with.
+template <int BITS>
+__device__ __forceinline__ int order(int k) {
+  if (BITS == 16) return k;
+  // A thread holds 32 neighbouring 4-bit weights, and unpacks element i of each 8 together with element i + 4.
+  return (k & ~127) | ((k >> 3 & 3) << 5) | ((k >> 5 & 3) << 3) | ((k & 3) << 1) | (k >> 2 & 1);
+}
+
+// All blocks wait for each other. The counter only grows, by the number of blocks a barrier.
+struct Barrier {
+  unsigned long long* counter;
+  unsigned long long target = 0;
+
+  __device__ explicit Barrier(unsigned long long* counter_) : counter(counter_) {
+    if (threadIdx.x == 0) {
+      // Nobody passes the first barrier before this block has come, so the others have added less than a round.
+      unsigned long long seen = *reinterpret_cast<volatile unsigned long long*>(counter);
+      target = seen / gridDim.x * gridDim.x;
+    }
+  }
+
+  __device__ __forceinline__ void wait() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      target += gridDim.x;
+      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(counter) : "memory");
+      unsigned long long seen;
+      do {
+        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
+      } while (seen < target);
+    }
+    __syncthreads();
+  }
+};
+
+// Asks the second-level cache for memory that a later phase reads.
+__device__ __forceinline__ void prefetch(const void* from, size_t bytes) {
+  const char* p = reinterpret_cast<const char*>(from);
+  for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * 128; i < bytes; i += (size_t)gridDim.x * THREADS * 128)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p + i));
+}
+
+}  // namespace emlxd

@@ -1,0 +1,156 @@
+"""The decode step in one kernel: what it takes, and that it computes what MLX's operations compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from emlxd.graph import random_model
+from emlxd.graph.attention import Place
+from emlxd.graph.checkpoint import open_checkpoint
+from emlxd.graph.cuda import fused_decoder
+from emlxd.graph.cuda.fused_decoder import FusedDecoder
+from emlxd.graph.cuda.shape import DecoderShape, Format, KernelShape, places_of
+from emlxd.graph.cuda.support import blocks_of
+from emlxd.graph.device import Device
+from emlxd.graph.kv_cache import empty_layers
+from emlxd.graph.loader import load_transformer
+from emlxd.graph.transformer import Transformer
+
+HOPPER = mx.cuda.is_available() and mx.device_info().get("compute_capability_major") == 9
+CONTEXT = 1024
+LLAMA = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+}
+QWEN = LLAMA | {
+    "hidden_size": 384,
+    "intermediate_size": 640,
+    "num_attention_heads": 8,
+    "head_dim": 128,
+}
+
+
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, **changed: Any) -> Transformer:
+    shape = "qwen3-0.6b" if changed.get("model_type") == "qwen3" else "llama-1b"
+    config = dict(random_model.SHAPES[shape]) | LLAMA | changed
+    monkeypatch.setattr(random_model, "SHAPES", {"tiny": config})
+    mx.random.seed(0)
+    folder = random_model.write_model(tmp_path / "model", "tiny", bits)
+    model = load_transformer(open_checkpoint(folder), Device("cuda"), max_context=CONTEXT)
+    for array in model.arrays():
+        if array.ndim == 1:  # norms are ones, and would not show a wrong order
+            array[:] = mx.random.uniform(0.5, 1.5, array.shape).astype(array.dtype)
+    return model
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_takes_plain_decoders_in_bfloat16_and_in_4_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
+) -> None:
+    blocks = blocks_of(load(tmp_path, monkeypatch, bits))
+    assert blocks is not None
+    assert len(blocks) == 2
+
+
+@pytest.mark.parametrize(
+    ("bits", "changed"),
+    [
+        (8, {}),
+        (None, {"hidden_size": 320}),  # not a multiple of 128
+        (None, {"head_dim": 32, "num_attention_heads": 8}),
+        (None, {"vocab_size": 4104}),
+        (None, {"num_attention_heads": 32, "num_key_value_heads": 2}),
+        (None, {"hidden_act": "gelu"}),
+    ],
+)
+def test_leaves_other_models_to_the_usual_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, changed: dict[str, Any]
+) -> None:
+    assert blocks_of(load(tmp_path, monkeypatch, bits, **changed)) is None
+
+
+def test_the_table_has_the_words_that_the_kernel_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_decoder, "_addresses", lambda arrays: [7 * (a is not None) for a in arrays])
+    blocks = blocks_of(load(tmp_path, monkeypatch, None))
+    assert blocks is not None
+    places = {"X": 1, "QKV": 2, "ATTENDED": 3, "HIDDEN": 4}
+    words = fused_decoder._layer(blocks[0], places)
+    phase = 12  # Phase of decode.cuh: a matrix of 3, bias, norm, 4 sizes, kind, from, to
+    assert len(words) == 4 * phase + 2
+    assert words[:phase] == [7, 0, 0, 0, 7, 256, 32, 16, 8, 0, 1, 2]
+    assert words[2 * phase : 3 * phase] == [7, 0, 0, 0, 7, 256, 64, 8, 512, 2, 1, 4]
+
+
+def test_buffers_do_not_overlap_and_a_kernel_serves_eight_rows() -> None:
+    shape = DecoderShape(2, 256, 512, 4, 2, 64, 4096, CONTEXT, Format(16), 1e-5, 1e-5, 0.125, 1.0, 1.0, 132)
+    places, size = places_of(shape)
+    starts = [*places.values(), size]
+    assert starts == sorted(set(starts))
+    assert all(start % 256 == 0 for start in starts)
+    assert KernelShape.of(shape, 1) == KernelShape.of(shape, 8) != KernelShape.of(shape, 9)
+    assert shape.splits(1, 1024) * shape.kv_heads <= shape.blocks
+    assert shape.splits(32, 1024) == 2
+
+
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs an NVIDIA GPU of compute capability 9")
+
+
+@pytest.fixture(params=[(None, {}), (4, {"model_type": "qwen3"} | QWEN)], ids=["bfloat16", "4 bits"])
+def model(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Transformer]:
+    bits, changed = request.param
+    yield load(tmp_path, monkeypatch, bits, **changed)
+
+
+@needs_hopper
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 32])
+def test_computes_what_mlx_computes(model: Transformer, rows: int) -> None:
+    fused = FusedDecoder.of(model, CONTEXT)
+    assert fused is not None
+    starts = mx.array([(row * 53) % 300 + 5 for row in range(rows)], mx.int32)
+    prompt = mx.random.randint(0, 4096, (rows, 320))
+    both = []
+    for _ in range(2):
+        kept = empty_layers(model.spec, rows, CONTEXT, model.dtype)
+        model.forward(prompt, Place(slice(0, rows), mx.zeros_like(starts), 320, 512, None), kept)
+        mx.eval(kept)
+        both.append(kept)
+    tokens, one = mx.arange(rows, dtype=mx.int32), mx.ones_like(starts)
+    for step in range(3):
+        positions = starts + step
+        found = fused.logits(tokens, positions, one, 512, both[0])
+        place = Place(slice(0, rows), positions, 1, 512, one)
+        wanted = model.logits(model.forward(tokens[:, None], place, both[1])[:, 0])
+        mx.eval(found, wanted, both[1])
+        error = mx.linalg.norm(found - wanted) / mx.linalg.norm(wanted)
+        assert error.item() < 0.02  # bfloat16, rounded in another order
+        tokens = wanted.argmax(axis=-1).astype(mx.int32)
+    for layer, other in zip(*both, strict=True):
+        for array, same in zip(layer, other, strict=True):
+            assert mx.abs(array.astype(mx.float32) - same.astype(mx.float32)).max().item() < 0.1
+
+
+@needs_hopper
+def test_a_row_that_does_not_decode_writes_nothing(model: Transformer) -> None:
+    fused = FusedDecoder.of(model, CONTEXT)
+    assert fused is not None
+    kept = empty_layers(model.spec, 2, CONTEXT, model.dtype)
+    at = mx.array([3, 5], mx.int32)
+    mx.eval(fused.logits(at, at, mx.array([1, 0], mx.int32), 256, kept))
+    for keys, values in kept:
+        for array in (keys, values):
+            assert mx.abs(array[0, :, 3]).max().item() > 0
+            assert mx.abs(array[1]).max().item() == 0
