@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 
 from tests.api.strict import assert_known_fields
@@ -50,6 +51,37 @@ def test_a_begun_answer_and_a_stop_sequence(client: anthropic.Anthropic) -> None
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", ",")
     (block,) = answer.content
     assert block.type == "text" and "," not in block.text
+
+
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 30}, "unit": {"enum": ["c", "f"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_conversation_with_a_tool(client: anthropic.Anthropic) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields: Any = GREEDY | {"tools": [WEATHER], "max_tokens": 200}
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    first = client.messages.create(**fields | {"messages": messages}, tool_choice=choice)
+    assert first.stop_reason == "tool_use"
+    (call,) = first.content
+    assert call.type == "tool_use" and call.name == "get_weather"
+    jsonschema.validate(call.input, WEATHER["input_schema"])
+    with client.messages.stream(**fields | {"messages": messages}, tool_choice=choice) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use" and streamed.input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees, sunny"}
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = client.messages.create(**fields | {"messages": messages}, tool_choice={"type": "none"})
+    (block,) = second.content
+    assert block.type == "text" and block.text
 
 
 def test_errors(client: anthropic.Anthropic) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import ollama
 import pytest
 import yaml
 
@@ -16,6 +20,16 @@ from tests.daemon import Daemon
 pytestmark = pytest.mark.model
 
 QUESTION = "Why is the sky blue?"
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 30}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
 NODE = Path(__file__).with_name("conversation.mjs")
 
 
@@ -29,6 +43,41 @@ def test_langchain(daemon: Daemon) -> None:
     pieces = list(model.stream([("system", "Be brief."), ("human", QUESTION)], stream_usage=True))
     assert "".join(piece.content for piece in pieces) == answer.content
     assert [piece.usage_metadata for piece in pieces if piece.usage_metadata][-1]["output_tokens"] == 12
+
+
+@pytest.mark.parametrize("choice", ["required", "any", "get_weather"])
+def test_langchain_calls_a_tool(daemon: Daemon, choice: str) -> None:
+    module = pytest.importorskip("langchain_openai")
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    model = module.ChatOpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", model="smol", temperature=0, max_tokens=200
+    )
+    bound = model.bind_tools([WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    conversation = [HumanMessage("What is the weather in Paris?")]
+    asked = bound.invoke(conversation)
+    (call,) = asked.tool_calls
+    assert call["name"] == "get_weather" and not asked.invalid_tool_calls
+    jsonschema.validate(call["args"], WEATHER["parameters"])
+    conversation += [asked, ToolMessage("18 degrees, sunny", tool_call_id=call["id"])]
+    assert model.bind_tools([WEATHER], tool_choice="none").invoke(conversation).content
+
+
+def test_ollama(daemon: Daemon) -> None:
+    with ollama.Client(host=daemon.url, timeout=120) as client:
+        model = next(model for model in client.list().models if model.model == "smol")
+        assert model.size == 98_362_432
+        assert model.details is not None and model.details.quantization_level == "Q4_1"
+        assert client.show("smol").capabilities == ["completion", "tools"]
+        asked: Any = {"model": "smol", "messages": [{"role": "user", "content": QUESTION}]}
+        asked["options"] = {"temperature": 0, "num_predict": 12}
+        whole = client.chat(**asked)
+        parts = list(client.chat(**asked, stream=True))
+        assert "".join(part.message.content or "" for part in parts) == whole.message.content
+        assert whole.eval_count == parts[-1].eval_count == 12
+        format = WEATHER["parameters"]
+        held = client.chat(**asked | {"format": format, "options": {"temperature": 1.5, "seed": 1}})
+        jsonschema.validate(json.loads(held.message.content or ""), format)
 
 
 def test_llm(daemon: Daemon, tmp_path: Path) -> None:
