@@ -17,5 +17,6 @@ def serve(config: ConfigOption = None) -> None:
     from emlxd.daemon import run
 
     log.configure(settings.log)
-    fetch_missing(settings.models)
+    # The others are fetched when they are wanted, and may fail then.
+    fetch_missing(model for model in settings.models if model.load == "startup" and model.required)
     run(settings, path)

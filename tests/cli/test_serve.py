@@ -25,6 +25,14 @@ def test_it_fetches_what_is_missing_and_then_serves(emlxd, config, steps):
     assert steps == [("log", "info"), ("fetch", "absent.gguf"), ("run", 9000)]
 
 
+@pytest.mark.parametrize("setting", ["load: on_demand", "required: false"])
+def test_what_need_not_be_there_at_the_start_is_not_waited_for(emlxd, config, steps, setting):
+    entry = f"{{name: absent, source: {{path: absent.gguf}}, {setting}}}"
+    config(f"models: [{{name: small, source: {{path: small.gguf}}}}, {entry}]")
+    assert emlxd("serve").exit_code == 0
+    assert steps == [("log", "info"), ("run", 8420)]
+
+
 def test_the_environment_overrides_the_file(emlxd, config, steps, monkeypatch):
     config(port=9000)
     monkeypatch.setenv("EMLXD_SERVER__PORT", "9001")
