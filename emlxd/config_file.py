@@ -68,10 +68,30 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
             [f"{path}:{line}: {text}" if line else text for line, text in sorted(problems, key=_by_line)]
         )
     models = (_anchor(model.with_defaults(settings.defaults), path.parent) for model in settings.models)
-    server = settings.server
-    if server.api_keys_file is not None:
-        server = server.model_copy(update={"api_keys_file": _absolute(server.api_keys_file, path.parent)})
+    server = _anchor_server(settings.server, path.parent)
     return settings.model_copy(update={"models": tuple(models), "server": server})
+
+
+def load_server(path: Path, env: Mapping[str, str] | None = None) -> ServerSettings:
+    """Where the daemon of the file at ``path`` is, also while something else in the file is wrong.
+
+    Raises ConfigError as ``load`` does if the server's own settings cannot be told.
+    """
+    try:
+        return load(path, env).server
+    except ConfigError as mistakes:
+        overrides = _Overrides(os.environ if env is None else env)
+        try:
+            data = _merge(_Document(path).values, overrides.values)
+            return _anchor_server(ServerSettings.model_validate(data.get("server") or {}), path.parent)
+        except (ConfigError, ValidationError):
+            raise mistakes from None
+
+
+def _anchor_server(server: ServerSettings, folder: Path) -> ServerSettings:
+    if server.api_keys_file is None:
+        return server
+    return server.model_copy(update={"api_keys_file": _absolute(server.api_keys_file, folder)})
 
 
 class _Document:
@@ -331,7 +351,8 @@ def _short(value: Any) -> str:
 
 def _unknown_key(where: Keys) -> str:
     known = _keys_of(where[:-1])
-    return f"unknown key, expected one of {', '.join(known)}{_did_you_mean(str(where[-1]), known)}"
+    meant = _did_you_mean(str(where[-1]), known)
+    return f"unknown key{meant}" if meant else f"unknown key, expected one of {', '.join(known)}"
 
 
 def _keys_of(where: Keys) -> list[str]:

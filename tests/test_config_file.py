@@ -12,7 +12,6 @@ from emlxd.config import (
     ModelDefaults,
     SamplingDefaults,
     Section,
-    ServerSettings,
     Settings,
     Source,
     parse_duration,
@@ -185,14 +184,13 @@ MISTAKES = {
     "list": ("- a\n", "config.yaml:1: found no keys, expected some such as 'models:'"),
     "unknown key": (
         "server:\n  prot: 1\n",
-        "config.yaml:2: server.prot: unknown key, expected one of "
-        f"{', '.join(ServerSettings.model_fields)}; did you mean 'port'?",
+        "config.yaml:2: server.prot: unknown key; did you mean 'port'?",
     ),
-    "unknown section": ("\nsevrer: {}\n", "config.yaml:2: sevrer: unknown key, expected one of "),
+    "unknown section": ("\nsevrer: {}\n", "config.yaml:2: sevrer: unknown key; did you mean 'server'?"),
     "option of pydantic-settings": ("_env_file: x\n", "config.yaml:1: _env_file: unknown key, "),
     "unknown key of a model": (
         "models:\n  - name: a\n    source: {path: a}\n    slot: 3\n",
-        "config.yaml:4: models[0].slot: unknown key, ",
+        "config.yaml:4: models[0].slot: unknown key; did you mean 'slots'?",
     ),
     "duplicate key": (
         "server:\n  port: 1\n  port: 2\n",
@@ -402,7 +400,7 @@ def test_variables_that_are_no_settings_are_left_alone(write):
     [
         ("EMLXD_SERVER__PORT", "high", "'high' is not a whole number, expected a whole number"),
         ("EMLXD_SERVER__PORT", "0", "'0' is out of range, expected at least 1"),
-        ("EMLXD_SERVER__PROT", "1", "unknown key, expected one of host, port, "),
+        ("EMLXD_SERVER__PROT", "1", "unknown key; did you mean 'port'?"),
         ("EMLXD_SEVER__PORT", "1", "no such setting, expected EMLXD_SECTION__KEY; did you mean 'server'?"),
         ("EMLXD_SERVER_PORT", "1", "no such setting, expected EMLXD_SERVER__PORT"),
         ("EMLXD_SERVER", "{", "'{' is not JSON, expected JSON for a whole section"),

@@ -106,7 +106,7 @@ def _cell(spread: Spread | None, factor: float = 1) -> str:
     if spread is None:
         return "-"
     middle, low, high = (_round(value * factor) for value in (spread.median, spread.low, spread.high))
-    return f"{middle}\n({low} to {high})"
+    return middle if low == high else f"{middle}\n({low} to {high})"
 
 
 def _round(value: float) -> str:

@@ -33,7 +33,7 @@ def chat(model: ModelArgument = None, config: ConfigOption = None, url: UrlOptio
     if not names:
         raise UserError(f"{client.url} serves no models that write text.")
     if model is not None and model not in names:
-        raise UserError(f"{client.url} has no model '{model}'. It has: {', '.join(names)}.")
+        raise UserError(f"{client.url} has no model '{model}' to talk to. It has: {', '.join(names)}.")
     with suppress(ImportError):
         import readline  # noqa: F401  gives input() its line editing and history
     Chat(client, model or names[0]).run()

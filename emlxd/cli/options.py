@@ -101,7 +101,9 @@ def daemon_client(config: Path | None, url: str | None) -> Client:
 
     if url is not None:
         return Client(url, os.environ.get("EMLXD_API_KEY"))
-    server = load_settings(config).server
+    from emlxd.config_file import load_server
+
+    server = load_server(find_config(config))
     return Client(server_url(server), client_key(server))
 
 

@@ -114,7 +114,9 @@ class UserUnit:
     def status(self) -> str:
         # Its status is not 0 for a unit that is stopped, which is an answer too.
         done = run(["systemctl", "--user", "--no-pager", "status", UNIT])
-        return (done.stdout or done.stderr).rstrip()
+        if not done.stdout.strip():
+            raise UserError(f"systemd does not answer: {done.stderr.strip()}")
+        return done.stdout.rstrip()
 
     def logs(self, lines: int, follow: bool) -> list[str]:
         """The command that shows them."""

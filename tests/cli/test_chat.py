@@ -47,7 +47,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones(emlxd, config, daemon):
     config(port=daemon.server_port)
     result = emlxd("chat", "big")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no model 'big'. It has: small, s, absent." in result.stderr
+    assert "no model 'big' to talk to. It has: small, s, absent." in result.stderr
 
 
 def test_commands(chat, daemon, capsys):

@@ -57,6 +57,15 @@ def test_status_is_a_table_with_what_went_wrong(emlxd, running):
     assert lines[6] == ["absent:", "absent.gguf:", "no", "such", "file"]
 
 
+def test_status_is_there_when_the_file_is_broken(emlxd, running, config):
+    """That is when it is wanted: it tells how the reload went."""
+    config(f"server: {{port: {running.server_port}}}\nmodels:\n  - {{name: small, slotz: 1}}\n")
+    assert emlxd("status").stdout.startswith("ready, 1.0 GiB of 4.0 GiB taken")
+    config("server: {port: none}\nmodels: []\n")
+    result = emlxd("status")
+    assert (result.exit_code, "server.port" in result.stderr) == (1, True)
+
+
 def test_status_tells_of_a_failed_reload_and_a_restart(emlxd, running):
     failed = {"at": 0, "error": "config.yaml:3: unknown key", "plan": {}}
     running.answers["/admin/status"] = STATUS | {"last_reload": failed, "needs_restart": ["server.port"]}

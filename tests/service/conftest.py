@@ -54,12 +54,12 @@ state_file = pathlib.Path(os.environ["PRETEND"]) / "state.json"
 state = json.loads(state_file.read_text()) if state_file.exists() else {"calls": []}
 state["calls"].append(sys.argv[1:])
 state_file.write_text(json.dumps(state))
-if "status" in sys.argv:
-    print("emlxd.service - inactive")
-    sys.exit(3)
 if os.environ.get("REFUSE") in sys.argv:
     print("Failed to connect to bus", file=sys.stderr)
     sys.exit(1)
+if "status" in sys.argv:
+    print("emlxd.service - inactive")
+    sys.exit(3)
 """
 
 

@@ -101,3 +101,6 @@ def test_what_systemctl_complains_of_is_told(unit: UserUnit, monkeypatch: pytest
     monkeypatch.setenv("REFUSE", "start")
     with pytest.raises(UserError, match=r"`systemctl --user start emlxd\.service` failed: Failed to connect"):
         unit.start()
+    monkeypatch.setenv("REFUSE", "status")
+    with pytest.raises(UserError, match="systemd does not answer: Failed to connect"):
+        unit.status()
