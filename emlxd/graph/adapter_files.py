@@ -68,7 +68,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:
     kind = config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
-        raise _bad(path, f"has fine_tune_type '{kind}', expected 'lora' or 'dora'; others are fused models")
+        raise _bad(path, f"has fine_tune_type '{kind}', expected 'lora' or 'dora'; a full one is a model")
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise _bad(path, "has no lora_parameters")

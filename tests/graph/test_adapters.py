@@ -135,6 +135,19 @@ def test_an_adapter_moves_with_its_sequence_and_leaves_with_it(llama: tuple[Path
     assert runner.traces == traces + 1, "a step without adapters is one of a model without any"
 
 
+def test_a_slot_that_is_free_again_has_no_adapter(llama: tuple[Path, list[Path]]) -> None:
+    """Otherwise steps that cover it would go on as those with one."""
+    folder, adapters = llama
+    runner = open_runner(folder, settings(folder, adapters))
+    rows = [(PROMPT[:20], 0)] * 3
+    generate(runner, rows, 2)
+    traces = runner.traces
+    generate(runner, [*rows, (PROMPT[:20], 1)], 1)
+    runner.release(3)
+    runner.decode([20, 20, 20]).read()
+    assert runner.traces == traces
+
+
 def test_drafts_are_checked_with_the_adapter(llama: tuple[Path, list[Path]]) -> None:
     folder, adapters = llama
     runner = open_runner(folder, settings(folder, adapters))
