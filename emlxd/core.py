@@ -155,7 +155,8 @@ class GenerateRequest:
     ``max_tokens`` is resolved: the prompt plus ``max_tokens`` fits the model's context, and 0 means that
     the prompt is only read. ``adapter`` is the name of the model's adapter that it runs with, if it has one.
     ``stop`` holds strings that end the text and are not part of it. ``n`` answers
-    share one prompt; their events carry ``index`` 0..n-1. ``prompt_logprobs`` asks for the log-probabilities
+    share one prompt; their events carry ``index`` 0..n-1. ``continues``: an answer goes on with the prompt's
+    text, instead of beginning one. ``prompt_logprobs`` asks for the log-probabilities
     of the prompt's own tokens, as ``SamplingParams.logprobs`` does for the answer's.
     """
 
@@ -170,6 +171,7 @@ class GenerateRequest:
     chunking: Chunking = "word"
     shape: Shape = Shape()
     adapter: str = ""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)

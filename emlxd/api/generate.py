@@ -85,6 +85,7 @@ def generate_request(info: ModelInfo, prompt: Prompt, body: SamplingBody, id: st
         prompt_logprobs=body.likeliest if prompt.scored else None,
         chunking=body.stream_chunks or info.stream_chunks,
         shape=prompt.shape,
+        continues=prompt.continues,
     )
 
 

@@ -47,4 +47,4 @@ async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
         tools=body.template_tools,
         **body.thinking_variables,
     )
-    return Prompt(tokens, "messages")
+    return Prompt(tokens, "messages", continues=body.continues)

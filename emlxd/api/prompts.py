@@ -16,13 +16,14 @@ from emlxd.text.dialect import Wishes
 class Prompt:
     """``param`` is the field it came from, for errors. ``scored`` asks for the prompt's own logprobs.
 
-    ``shape`` is that of the answers to it.
+    ``shape`` is that of the answers to it; ``continues`` says that they go on with its text.
     """
 
     tokens: Sequence[int]
     param: str
     scored: bool = False
     shape: Shape = field(default_factory=Shape)
+    continues: bool = False
 
 
 async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
@@ -34,7 +35,7 @@ async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
         tools=body.template_tools,
         **body.thinking_variables | (body.chat_template_kwargs or {}),
     )
-    return Prompt(tokens, "messages")
+    return Prompt(tokens, "messages", continues=bool(body.continues))
 
 
 async def shaped(worker: Worker, prompt: Prompt, wishes: Wishes) -> Prompt:
@@ -47,9 +48,9 @@ async def text_prompt(
 ) -> Prompt:
     """Raises RequestError for a token id that the model does not have."""
     if isinstance(prompt, str):
-        return Prompt(await worker.encode(prompt), param, scored)
+        return Prompt(await worker.encode(prompt), param, scored, continues=True)
     check_tokens(worker, prompt, param)
-    return Prompt(prompt, param, scored)
+    return Prompt(prompt, param, scored, continues=True)
 
 
 def check_tokens(worker: Worker, tokens: Sequence[int], param: str) -> None:

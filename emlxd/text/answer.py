@@ -43,7 +43,8 @@ class Answer:
         self._tokenizer = tokenizer
         self._begin = matcher
         self._mask_bytes = mask_bytes
-        self._detokenizer = Detokenizer(tokenizer, keep=_kept_ids(tokenizer, request))
+        after = request.prompt if request.continues else ()
+        self._detokenizer = Detokenizer(tokenizer, keep=_kept_ids(tokenizer, request), after=after)
         self._characters = 0
         self._channels = Channels(shape)
         self._outlets: dict[Channel, Outlet] = {

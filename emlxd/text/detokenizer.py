@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from emlxd.text.tokenizer import Tokenizer
 
@@ -11,22 +11,25 @@ from emlxd.text.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one answer as its tokens come in: the pieces join to ``tokenizer.decode``.
 
+    With the tokens ``after`` which it goes on, they join to what it adds to the text of those.
     Special tokens add nothing, but for those in ``keep``, and a character is released once all of its
     bytes are there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, keep: Set[int] = frozenset()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, keep: Set[int] = frozenset(), after: Sequence[int] = ()
+    ) -> None:
         self._bytes = tokenizer.text_bytes
         if keep:
             self._bytes = self._bytes.copy()
             for id in keep:
                 self._bytes[id] = tokenizer.token_bytes(id)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_start = tokenizer.strips_leading_space
+        # A SentencePiece word carries its space in front, which only the first of a text has not.
+        self._at_start = tokenizer.strips_leading_space and not any(map(self._bytes_of, after))
 
     def push(self, token_id: int) -> str:
-        # A model's output may be wider than its vocabulary.
-        text = self._decoder.decode(self._bytes[token_id] if token_id < len(self._bytes) else b"")
+        text = self._decoder.decode(self._bytes_of(token_id))
         return self._strip(text) if self._at_start else text
 
     def flush(self) -> str:
@@ -37,6 +40,10 @@ class Detokenizer:
     def within_character(self) -> bool:
         """Whether a character has begun that is not complete yet."""
         return bool(self._decoder.getstate()[0])
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        """A model's output may be wider than its vocabulary."""
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def _strip(self, text: str) -> str:
         self._at_start = not text

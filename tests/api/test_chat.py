@@ -255,6 +255,7 @@ async def test_prefill(
     await client.chat.completions.create(model="fake", messages=messages, extra_body=fields)
     chat = server.worker.chats[-1]
     assert (chat["begins"], chat["continues"]) == (begins, continues)
+    assert server.worker.submitted[-1].continues == continues
 
 
 async def test_chat_template_kwargs(server: Server, client: openai.AsyncOpenAI) -> None:

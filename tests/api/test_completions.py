@@ -71,6 +71,7 @@ async def test_prompt_kinds(
 ) -> None:
     answer = await complete(client, prompt)
     assert [request.prompt for request in server.worker.submitted] == tokens
+    assert all(request.continues for request in server.worker.submitted)
     assert [choice.index for choice in answer.choices] == list(range(len(tokens)))
 
 

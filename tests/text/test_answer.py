@@ -27,7 +27,7 @@ from emlxd.text.answer import Answer, Piece
 from emlxd.text.grammar import GrammarCompiler
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.text.tools.table import FORMATS
-from tests.text.vocabularies import bpe, bpe_metadata
+from tests.text.vocabularies import bpe, bpe_metadata, spm
 from tests.text.walk import allowed, pick
 
 _BPE = bpe()
@@ -382,3 +382,15 @@ def test_no_logprobs_of_a_stop_string() -> None:
 
 def test_no_logprobs_unless_asked_for() -> None:
     assert scored("hello", answer()) == [("hello", "")]
+
+
+def test_an_answer_that_goes_on_keeps_its_first_space() -> None:
+    tokenizer = spm()
+    hello, world = (tokenizer.id_of(token) for token in ("▁hello", "▁world"))
+    assert hello is not None and world is not None
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    for continues, expected in ((True, " world"), (False, "world")):
+        request = GenerateRequest("r", (hello,), 9, continues=continues)
+        target = Answer(tokenizer, request, compiler.matcher)
+        pieces = [*target.push(world), *target.finish()]
+        assert "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from emlxd.text.detokenizer import Detokenizer
 from emlxd.text.tokenizer import Tokenizer
@@ -47,6 +48,26 @@ def test_special_tokens_are_skipped_inside_of_a_character() -> None:
     assert end is not None
     first, second = "ř".encode()
     assert "".join(pieces(_BPE, [first, end, second])) == "ř"
+
+
+@tokenizers
+@given(data=st.data())
+def test_an_answer_that_goes_on_adds_what_transformers_decodes_more(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend, clean_up_tokenization_spaces=False)
+    words = st.lists(st.sampled_from(["hello", "world", " ", "  ", "ř", "wor"]), max_size=6)
+    prompt, answer = (tokenizer.encode("".join(data.draw(words))) for _ in range(2))
+    before, whole = (theirs.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + answer))
+    detokenizer = Detokenizer(tokenizer, after=prompt)
+    assert "".join([*map(detokenizer.push, answer), detokenizer.flush()]) == whole[len(before) :]
+
+
+def test_an_answer_to_a_prompt_without_text_is_a_beginning() -> None:
+    bos, world = (_SPM.id_of(token) for token in ("<s>", "▁world"))
+    assert bos is not None and world is not None
+    assert Detokenizer(_SPM, after=[bos]).push(world) == "world"
+    assert Detokenizer(_SPM, after=[bos, world]).push(world) == " world"
 
 
 def test_only_the_first_space_is_stripped() -> None:
