@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import mlx.core as mx
 import pytest
 from hypothesis import given
@@ -320,7 +319,6 @@ SOME_VALUE = st.recursive(
 )
 
 
-@hypothesis.settings(deadline=None)
 @given(st.sampled_from(["mlx", "peft"]), st.data())
 def test_no_configuration_is_a_traceback(
     llama: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
