@@ -12,6 +12,9 @@ from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, Unsuppo
 
 BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
 
+# What curl says unless told otherwise, as in the examples for Ollama. A browser's form comes with an Origin.
+CURLS_OWN = "application/x-www-form-urlencoded"
+
 
 async def read_object(max_bytes: int) -> dict[str, Any]:
     """Raises RequestError (400), RequestTimedOut, PayloadTooLarge and UnsupportedMediaType."""
@@ -44,6 +47,8 @@ def _check_headers() -> None:
         raise UnsupportedMediaType(f"Content-Encoding '{encoding}' is not supported; send the body as it is.")
     # A body without a type is taken as JSON, since nothing else is served.
     mimetype = request.mimetype
+    if mimetype == CURLS_OWN and request.path.startswith("/api/") and "Origin" not in request.headers:
+        return
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaType(f"Content-Type '{mimetype}' is not supported; send 'application/json'.")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -153,6 +155,8 @@ def _memory(settings: Settings) -> Finding:
             total += needed
             large += [model.name] if needed > limit else []
     found = f"the models need {format_bytes(total)}, the budget is {format_bytes(limit)}"
+    if (free := _free_memory()) is not None:
+        found += f", free now is {format_bytes(free)}"
     if large:
         smaller = "Set fewer slots or a smaller max_context, or raise memory.budget."
         return Finding("memory", "bad", f"{found}; too large alone: {', '.join(large)}", smaller)
@@ -161,6 +165,19 @@ def _memory(settings: Settings) -> Finding:
             "memory", "note", found, "Not all fit at once: set `load: on_demand` for some of them."
         )
     return Finding("memory", "ok", found)
+
+
+def _free_memory() -> int | None:
+    """Bytes that programs could have now; None where the system does not say."""
+    try:
+        if sys.platform == "darwin":
+            told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+            pages = re.findall(r"^Pages (?:free|inactive|speculative):\s+(\d+)", told, re.MULTILINE)
+            return sum(map(int, pages)) * int(re.findall(r"page size of (\d+)", told)[0])
+        told = Path("/proc/meminfo").read_text()
+        return 1024 * int(re.findall(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)[0])
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 def _port(settings: Settings) -> Finding:

@@ -68,6 +68,14 @@ async def test_it_streams_unless_told_not_to(http: httpx.AsyncClient) -> None:
     assert [orjson.loads(line)["done"] for line in answer.text.splitlines()] == [False] * 6 + [True]
 
 
+async def test_curl_need_not_name_the_type(http: httpx.AsyncClient) -> None:
+    body, form = orjson.dumps(ASK | {"stream": False}), {"content-type": "application/x-www-form-urlencoded"}
+    assert (await http.post("/api/chat", content=body, headers=form)).status_code == 200
+    page = form | {"origin": "https://elsewhere.example.com"}
+    assert (await http.post("/api/chat", content=body, headers=page)).status_code == 415
+    assert (await http.post("/v1/chat/completions", content=body, headers=form)).status_code == 415
+
+
 async def test_generate(client: ollama.AsyncClient, server: Server) -> None:
     answer = await client.generate("fake", "Count.", system="Be short.", options={"stop": ["four"]})
     assert (answer.response, answer.done_reason) == ("one two three ", "stop")

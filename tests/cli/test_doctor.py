@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +53,25 @@ def test_a_broken_configuration_is_bad(found, config):
 def test_a_model_that_cannot_be_read_is_bad(found, config):
     config("models: [{name: small, source: {path: small.gguf}}]")
     assert found(1)["memory"]["level"] == "bad"
+
+
+VM_STAT = """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               1000.
+Pages active:                           500000.
+Pages inactive:                           2000.
+Pages speculative:                           3.
+"""
+
+
+def test_free_memory(monkeypatch):
+    if sys.platform == "linux":
+        assert 0 < doctor._free_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=VM_STAT))
+    assert doctor._free_memory() == 16384 * 3003
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="?"))
+    assert doctor._free_memory() is None
 
 
 def test_the_port(found, config, daemon):
