@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, strings
-from emlxd.api.shapes import Name, client_tool
+from emlxd.api.shapes import HeldBody, Name, client_tool
 from emlxd.text.dialect import Wishes
 
 
@@ -192,7 +193,7 @@ def _stop_sequences(value: Any) -> Any:
     return strings(value)
 
 
-class MessagesBody(SamplingBody, MessagesPrompt):
+class MessagesBody(SamplingBody, MessagesPrompt, HeldBody):
     refused: ClassVar[Refusals] = MessagesPrompt.refused
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -200,6 +201,10 @@ class MessagesBody(SamplingBody, MessagesPrompt):
     stop_sequences: Annotated[
         list[str], BeforeValidator(_stop_sequences, json_schema_input_type=list[str] | None)
     ] = Field(default=[])
+
+    @property
+    def wishes(self) -> Wishes:
+        return replace(super().wishes, grammar=self.text_grammar)
 
     @property
     def token_limit(self) -> int:

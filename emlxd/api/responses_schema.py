@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind
-from emlxd.api.shapes import Name, ThinkingBody, client_tool
+from emlxd.api.shapes import HeldBody, Name, ThinkingBody, client_tool
 from emlxd.core import Grammar
 from emlxd.text.dialect import Wishes
 from emlxd.text.grammar import json_object_grammar, json_schema_grammar
@@ -155,7 +155,7 @@ class Reasoning(Body):
     summary: Literal["auto"] | None = None
 
 
-class ResponsesBody(SamplingBody):
+class ResponsesBody(SamplingBody, HeldBody):
     refused: ClassVar[Refusals] = {
         "background": (False,),
         "background_options": (),
@@ -187,6 +187,8 @@ class ResponsesBody(SamplingBody):
     ] = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
+    enable_thinking: bool | None = None
+    max_reasoning_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _known_tools(self) -> ResponsesBody:
@@ -213,8 +215,19 @@ class ResponsesBody(SamplingBody):
             choice="required" if isinstance(choice, list) else choice,
             named=choice[0] if isinstance(choice, list) else None,
             parallel=self.parallel_tool_calls is not False,
-            grammar=self.text.format.grammar if self.text and self.text.format else None,
+            grammar=self.text_grammar,
+            max_reasoning_tokens=self.max_reasoning_tokens,
         )
+
+    @property
+    def asked_formats(self) -> list[str]:
+        asked = self.text is not None and self.text.format is not None and self.text.format.type != "text"
+        return [*(["text.format"] if asked else []), *super().asked_formats]
+
+    @property
+    def text_grammar(self) -> Grammar | None:
+        format = self.text.format if self.text else None
+        return super().text_grammar or (format.grammar if format else None)
 
     @property
     def template_tools(self) -> list[Json] | None:
@@ -227,7 +240,8 @@ class ResponsesBody(SamplingBody):
     def thinking_variables(self) -> dict[str, Any]:
         """For the template."""
         effort = self.reasoning.effort if self.reasoning else None
-        return ThinkingBody(reasoning_effort=effort).thinking_variables
+        asked = ThinkingBody(reasoning_effort=effort, enable_thinking=self.enable_thinking)
+        return asked.thinking_variables
 
     @property
     def token_limit(self) -> int | None:

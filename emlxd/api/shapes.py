@@ -64,23 +64,24 @@ class ResponseFormat(Body):
         return None
 
 
-class FormatBody(Body):
-    """Ways to hold an answer's text to a form; at most one of them."""
+class HeldBody(Body):
+    """Ways of emlxd's own to hold an answer's text to a form; at most one, and none beside the API's own."""
 
-    response_format: ResponseFormat | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
 
     @model_validator(mode="after")
-    def _one_format(self) -> FormatBody:
-        wants_json = self.response_format is not None and self.response_format.type != "text"
-        asked = {"response_format": wants_json, "regex": self.regex is not None}
-        asked |= {"choice": self.choice is not None, "grammar": self.grammar is not None}
-        names = [name for name, there in asked.items() if there]
+    def _one_format(self) -> HeldBody:
+        names = self.asked_formats
         if len(names) > 1:
             raise field_error(names[1], f"not together with '{names[0]}'")
         return self
+
+    @property
+    def asked_formats(self) -> list[str]:
+        """The fields that ask for a form."""
+        return [name for name in ("regex", "choice", "grammar") if getattr(self, name) is not None]
 
     @property
     def text_grammar(self) -> Grammar | None:
@@ -89,9 +90,22 @@ class FormatBody(Body):
             return regex_grammar(self.regex, "regex")
         if self.choice is not None:
             return choice_grammar(self.choice, "choice")
-        if self.grammar is not None:
-            return lark_grammar(self.grammar, "grammar")
-        return self.response_format.grammar if self.response_format else None
+        return None if self.grammar is None else lark_grammar(self.grammar, "grammar")
+
+
+class FormatBody(HeldBody):
+    """The same with OpenAI's own way."""
+
+    response_format: ResponseFormat | None = None
+
+    @property
+    def asked_formats(self) -> list[str]:
+        asked = self.response_format is not None and self.response_format.type != "text"
+        return [*(["response_format"] if asked else []), *super().asked_formats]
+
+    @property
+    def text_grammar(self) -> Grammar | None:
+        return super().text_grammar or (self.response_format.grammar if self.response_format else None)
 
 
 def _tool_choice(value: Any) -> Any:

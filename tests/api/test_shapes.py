@@ -136,6 +136,33 @@ async def test_formats(
     assert (grammar.kind, grammar.source) == (kind, source)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"input": "hi"}), ("/v1/messages", {"messages": HELLO, "max_tokens": 9})],
+)
+async def test_forms_of_our_own_in_other_apis(
+    server: Server, http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    for fields, kind in (({"regex": "a+"}, "regex"), ({"choice": ["x"]}, "lark"), ({"grammar": "x"}, "lark")):
+        assert (await http.post(path, json={"model": "fake"} | body | fields)).status_code == 200
+        grammar = server.worker.submitted[-1].shape.grammar
+        assert grammar is not None and grammar.kind == kind
+    refused = await http.post(path, json={"model": "fake", "regex": "a", "choice": ["x"]} | body)
+    assert "'regex'" in refused.json()["error"]["message"] and refused.status_code == 400
+
+
+async def test_responses_take_one_form_and_bound_the_thinking(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    body: Any = {"model": "fake", "input": "hi", "max_reasoning_tokens": 7, "enable_thinking": False}
+    body["text"] = {"format": {"type": "json_object"}}
+    refused = await http.post("/v1/responses", json=body | {"regex": "a"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "regex")
+    assert (await http.post("/v1/responses", json=body)).status_code == 200
+    assert server.worker.wishes[-1].max_reasoning_tokens == 7
+    assert server.worker.chats[-1]["kwargs"] == {"enable_thinking": False}
+
+
 async def test_plain_completions_have_no_shape(server: Server, http: httpx.AsyncClient) -> None:
     await post(http, "/v1/completions")
     assert server.worker.wishes == []
