@@ -142,8 +142,9 @@ def announce(settings: ServerSettings, registry: surface.Registry, listener: soc
     names = [entry.name for entry in registry.models]
     url = f"http://{_url_host(settings.host)}:{port}"
     print(f"emlxd serves {', '.join(names) or 'no models'} at {url}/v1, and a page at {url}/", flush=True)
-    if names:
-        print(*how_to_call(url, names[0], keys=bool(read_keys(settings))), sep="\n", flush=True)
+    chats = [entry.name for entry in registry.models if entry.kind in ("chat", None)]
+    if chats:
+        print(*how_to_call(url, chats[0], keys=bool(read_keys(settings))), sep="\n", flush=True)
 
 
 def how_to_call(url: str, model: str, *, keys: bool) -> tuple[str, str]:
