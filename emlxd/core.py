@@ -186,6 +186,15 @@ class TokenizedText:
 
 
 @dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Texts that are read in one step: one or more in a row, ``height`` rows padded to ``length`` tokens."""
+
+    rows: tuple[tuple[TokenizedText, ...], ...]
+    height: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request, in the sense of OpenAI's ``usage``."""
 

@@ -59,6 +59,7 @@ static struct {
 static _Atomic uint64_t ticket; /* the job's number << 32 | its chunks not yet claimed */
 static atomic_int finished, sleeping;
 static int helpers;
+static atomic_int alone; /* each caller keeps to its own thread */
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, door = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
 
@@ -97,7 +98,7 @@ static void *help(void *unused) {
 
 static void share(kernel *run, const product *p, int width) {
     int chunks = (p->n - 1) / width + 1;
-    if (helpers == 0 || chunks < 2 || pthread_mutex_trylock(&busy) != 0) {
+    if (helpers == 0 || chunks < 2 || atomic_load(&alone) || pthread_mutex_trylock(&busy) != 0) {
         run(p, 0, p->n);
         return;
     }
@@ -232,6 +233,9 @@ void cblas_cgemm(int order, int ta, int tb, int m, int n, int k, const void *alp
                  const void *b, int ldb, const void *beta, void *c, int ldc) {
     real_cgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
+
+/* Whether products are shared out: not when there is a caller for each core anyway. */
+void emlxd_blas_share(int shared) { atomic_store(&alone, !shared); }
 
 /* Takes the library's three functions and starts threads - 1 helpers. Only the first call counts. */
 void emlxd_blas_start(sgemm_fn *s, dgemm_fn *d, cgemm_fn *c, int threads) {

@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,6 +71,17 @@ def load() -> Blas:
     return Blas(hint=" ".join((*problems, INSTALL_BLAS)))
 
 
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Products of several streams side by side: each stays on its own thread."""
+    share = getattr(ctypes.CDLL(None), "emlxd_blas_share", lambda _: None)
+    share(0)
+    try:
+        yield
+    finally:
+        share(1)
+
+
 def cache_folder() -> Path:
     return Path(os.environ.get("EMLXD_CACHE") or "~/.cache/emlxd").expanduser() / "blas"
 
@@ -111,10 +124,11 @@ def _start(shim: Path, library: ctypes.CDLL) -> None:
     ]
     if hasattr(library, f"{prefix}openblas_set_num_threads"):
         getattr(library, f"{prefix}openblas_set_num_threads")(1)  # blas.c shares the work out
-    ctypes.CDLL(str(shim), mode=os.RTLD_GLOBAL).emlxd_blas_start(*functions, _threads())
+    ctypes.CDLL(str(shim), mode=os.RTLD_GLOBAL).emlxd_blas_start(*functions, threads())
 
 
-def _threads() -> int:
+def threads() -> int:
+    """How many threads share a product."""
     wanted = os.environ.get("OPENBLAS_NUM_THREADS", "") or os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdecimal() else len(os.sched_getaffinity(0))
 

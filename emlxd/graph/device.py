@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import mlx.core as mx
 
-from emlxd.graph import cpu_math
+from emlxd.graph import blas, cpu_math
 from emlxd.graph.activations import Activation, Functions, make_activation, weigh
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
@@ -16,6 +16,7 @@ from emlxd.graph.spec import RopeSpec
 from emlxd.graph.transformer import Transformer
 
 Kind = Literal["metal", "cuda", "cpu"]
+MAX_LANES: Final = 8
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -66,6 +67,11 @@ class Device:
     def fused_decoder(self, model: Transformer, max_context: int) -> FusedDecoder | None:
         """A decode step in one kernel, where there is one for this device and ``model``."""
         return FusedDecoder.of(model, max_context) if self.kind == "cuda" else None
+
+    @property
+    def lanes(self) -> int:
+        """Independent batches that are best computed side by side: on a CPU one for each core."""
+        return 1 if self.gpu else min(blas.threads(), MAX_LANES)
 
     def _plain(self, dtype: mx.Dtype) -> bool:
         return not self.gpu and dtype == mx.float32

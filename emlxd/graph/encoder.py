@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
@@ -15,24 +15,24 @@ from emlxd.graph.rope import Rope, Rotate
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of one step, padded at their ends to the same length.
+    """The tokens of one step, int32 [B, L]: B rows with one or more texts side by side.
 
-    ``tokens`` int32 [B, L]; ``lengths`` int32 [B] without padding; ``seconds`` int32 [B]: where the second
-    text of a pair begins, at the end if there is none.
+    ``owners`` says which of the step's T texts a token belongs to, T where there is padding; ``positions``
+    where in its text it stands; ``seconds`` is 1 in the second text of a pair.
     """
 
     tokens: mx.array
-    lengths: mx.array
+    owners: mx.array
+    positions: mx.array
     seconds: mx.array
-
-    @property
-    def present(self) -> mx.array:
-        """bool [B, L]: which tokens are no padding."""
-        return mx.arange(self.tokens.shape[1]) < self.lengths[:, None]
 
 
 class Body(Protocol):
     """What makes hidden states of texts: an encoder, or a decoder that writes nothing."""
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row may have several texts."""
 
     def __call__(self, texts: Texts) -> mx.array:
         """[B, L, D]"""
@@ -40,17 +40,17 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BothWays(Place):
-    """A whole text in which tokens see each other in both directions, but never the padding."""
+    """Whole texts, in which tokens see each other in both directions, but none of another text."""
 
-    lengths: mx.array
+    owners: mx.array = field(kw_only=True)
 
     def visible(self, back: int | None = None, size: int | None = None) -> mx.array:
-        """bool [B, 1, 1 or L, L]: a token sees ``back`` tokens to either side, or all."""
-        other = mx.arange(self.length, dtype=mx.int32)
-        present = (other < self.lengths[:, None])[:, None, None]
+        """bool [B, 1, L, L]: a token sees ``back`` tokens to either side, or all."""
+        together = (self.owners[:, :, None] == self.owners[:, None])[:, None]
         if back is None or back >= self.length:
-            return present
-        return present & (mx.abs(other[:, None] - other) <= back)
+            return together
+        place = mx.arange(self.length, dtype=mx.int32)
+        return together & (mx.abs(place[:, None] - place) <= back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,10 @@ class EncoderEmbeddings:
 
     def __call__(self, texts: Texts) -> mx.array:
         x = self.tokens(texts.tokens)
-        length = x.shape[1]
         if self.positions is not None:
-            x = x + self.positions[self.first_position : self.first_position + length]
+            x = x + self.positions[self.first_position + texts.positions]
         if self.types is not None:
-            second = mx.arange(length) >= texts.seconds[:, None]
-            x = x + mx.where(second[..., None], self.types[-1], self.types[0])
+            x = x + mx.where(texts.seconds[..., None] == 1, self.types[-1], self.types[0])
         return self.norm(x)
 
 
@@ -125,11 +123,16 @@ class Encoder:
     norm: Norm | None
     attention_kind: Attention
 
+    @property
+    def shares_rows(self) -> bool:
+        """Rotary positions are as good: only their differences count."""
+        return True
+
     def __call__(self, texts: Texts) -> mx.array:
         """[B, L, D]; padding gets hidden states without a meaning."""
         batch, length = texts.tokens.shape
         starts = mx.zeros((batch,), mx.int32)
-        place = BothWays(slice(0, batch), starts, length, length, texts.lengths)
+        place = BothWays(slice(0, batch), starts, length, length, owners=texts.owners)
         masks: dict[int | None, mx.array] = {}
         rotations: dict[int, Rotate] = {}
         x = self.embeddings(texts)

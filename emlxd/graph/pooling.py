@@ -1,16 +1,15 @@
-"""From a text's hidden states to one vector or one score. Shapes: B texts, L tokens, D the hidden size."""
+"""From a text's hidden states to one vector or one score. Shapes: T texts, N tokens, D the hidden size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.activations import ACTIVATIONS
-from emlxd.graph.encoder import Texts
 from emlxd.graph.encoder_spec import EncoderSpec
 from emlxd.graph.layers import Linear, Norm
 from emlxd.graph.safetensors import open_safetensors
@@ -22,25 +21,42 @@ from emlxd.graph.weights import Weight
 class Summary(Protocol):
     """What is made of a text's hidden states."""
 
-    def __call__(self, hidden: mx.array, texts: Texts) -> mx.array:
-        """[B, L, D] -> float32 [B, n]"""
+    def __call__(self, states: States) -> mx.array:
+        """float32 [T, n]"""
 
 
-def pool(mode: PoolingMode, hidden: mx.array, texts: Texts) -> mx.array:
-    """[B, L, D] -> [B, D], as if there were no padding."""
+@dataclass(frozen=True, slots=True)
+class States:
+    """The hidden states of T texts: ``hidden`` [N, D] of all tokens of a step, padding among them.
+
+    ``owners`` and ``positions`` int32 [N] as in ``Texts``; ``first`` and ``last`` int32 [T] are where each
+    text's first and last token are.
+    """
+
+    hidden: mx.array
+    owners: mx.array
+    positions: mx.array
+    first: mx.array
+    last: mx.array
+
+
+def pool(mode: PoolingMode, states: States) -> mx.array:
+    """[T, D]"""
+    hidden = states.hidden
     if mode == "cls":
-        return hidden[:, 0]
+        return hidden[states.first]
     if mode == "lasttoken":
-        return mx.take_along_axis(hidden, (texts.lengths - 1)[:, None, None], axis=1)[:, 0]
-    present = texts.present[..., None]
+        return hidden[states.last]
+    count = states.first.shape[0]
     if mode == "max":
-        return mx.where(present, hidden, -mx.inf).max(axis=1)
-    weights = present.astype(hidden.dtype)
-    if mode == "weightedmean":
-        weights = weights * mx.arange(1, hidden.shape[1] + 1, dtype=hidden.dtype)[:, None]
-    # Multiplied out of the padding: what is there has no meaning, but it is finite.
-    total, count = (hidden * weights).sum(axis=1), weights.sum(axis=1)
-    return total / (mx.sqrt(count) if mode == "mean_sqrt_len_tokens" else count)
+        lowest = mx.full((count + 1, hidden.shape[1]), -mx.inf, dtype=hidden.dtype)
+        return lowest.at[states.owners].maximum(hidden)[:count]
+    weights = states.positions + 1 if mode == "weightedmean" else mx.ones_like(states.positions)
+    weights = weights[:, None].astype(hidden.dtype)
+    # One row more, for the padding.
+    total = mx.zeros((count + 1, hidden.shape[1]), hidden.dtype).at[states.owners].add(hidden * weights)
+    weight = mx.zeros((count + 1, 1), hidden.dtype).at[states.owners].add(weights)[:count]
+    return total[:count] / (mx.sqrt(weight) if mode == "mean_sqrt_len_tokens" else weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +78,9 @@ class SentenceVector:
     dense: tuple[Dense, ...]
     normalize: bool
 
-    def __call__(self, hidden: mx.array, texts: Texts) -> mx.array:
-        hidden = hidden.astype(mx.float32)
-        x = mx.concatenate([pool(mode, hidden, texts) for mode in self.pooling], axis=-1)
+    def __call__(self, states: States) -> mx.array:
+        states = replace(states, hidden=states.hidden.astype(mx.float32))
+        x = mx.concatenate([pool(mode, states) for mode in self.pooling], axis=-1)
         for dense in self.dense:
             x = dense(x)
         if self.normalize:
@@ -74,15 +90,15 @@ class SentenceVector:
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """How well the two texts of a pair go together, from 0 to 1: float32 [B, 1]."""
+    """How well the two texts of a pair go together, from 0 to 1: float32 [T, 1]."""
 
     dense: Dense
     norm: Norm | None
     out: Linear
     mean: bool
 
-    def __call__(self, hidden: mx.array, texts: Texts) -> mx.array:
-        x = self.dense(pool("mean" if self.mean else "cls", hidden, texts))
+    def __call__(self, states: States) -> mx.array:
+        x = self.dense(pool("mean" if self.mean else "cls", states))
         if self.norm is not None:
             x = self.norm(x)
         return mx.sigmoid(self.out(x).astype(mx.float32))

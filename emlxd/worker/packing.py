@@ -1,48 +1,89 @@
-"""Packs texts by length into steps of few shapes: arithmetic alone."""
+"""Packs texts into steps of few shapes: arithmetic alone."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-MAX_TOKENS: Final = 4096  # of one step, padding included, unless a single text is longer
-_MIN_FILLED: Final = 3 / 4  # of a step's rows, and of a row's tokens but for the last bucket's rounding
+MAX_TOKENS: Final = 4096  # of the steps of one turn, unless a single text is longer
+_MIN_TOKENS: Final = 256  # of a step: less is not worth a lane of its own
+_SHARED_ROWS: Final = (64, 128)  # tokens of a row that shorter texts share
+_MIN_FILLED: Final = 3 / 4  # of a row with one text, but for the last bucket's rounding
+
+_Texts = list[tuple[int, int]]  # (tokens, place) of each, the shortest first
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A step: which texts, by their place, and the shape that they are padded to."""
+    """A step: the texts of each row, by their place, and the shape that the rows are padded to."""
 
-    members: tuple[int, ...]
-    rows: int
+    rows: tuple[tuple[int, ...], ...]
+    height: int
     length: int
 
 
-def padded_length(tokens: int, max_context: int) -> int:
-    """Eight sizes up to 64 tokens and four to each doubling from there: few shapes, little padding."""
-    step = max(8, 1 << max((tokens - 1).bit_length() - 3, 0))
-    return min(-(-tokens // step) * step, max_context)
+def bucket(size: int, least: int) -> int:
+    """``size`` or the next of few: eight multiples of ``least``, and from there four to each doubling."""
+    step = max(least, 1 << max((size - 1).bit_length() - 3, 0))
+    return -(-size // step) * step
 
 
-def pack(lengths: Sequence[int], max_context: int) -> list[Pack]:
-    """Every text once, the longest first. Texts in one step are about equally long."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+def pack(
+    lengths: Sequence[int], max_context: int, *, lanes: int = 1, shares_rows: bool = False
+) -> list[Pack]:
+    """Every text once, the longest first, in steps of about equal size, ``lanes`` of them to a turn.
+
+    A row has one text, about as long as the others of its step; or, where the model ``shares_rows``, the
+    longest that is left and what fits beside it.
+    """
+    left = sorted((length, place) for place, length in enumerate(lengths))
+    budget = _budget(sum(lengths), lanes)
     packs = []
-    start = 0
-    while start < len(order):
-        length = padded_length(lengths[order[start]], max_context)
-        most = 1 << (max(MAX_TOKENS // length, 1).bit_length() - 1)
-        fit = 1
-        while fit < min(most, len(order) - start) and lengths[order[start + fit]] > length * _MIN_FILLED - 8:
-            fit += 1
-        rows = _rows(fit)
-        packs.append(Pack(tuple(order[start : start + min(fit, rows)]), rows, length))
-        start += min(fit, rows)
+    while left:
+        least = bucket(left[-1][0], 8)
+        wanted = {least, *(size for size in _SHARED_ROWS if size > least)} if shares_rows else {least}
+        fill = _fill_shared if shares_rows else _fill
+        tried = [fill(left, min(length, max_context), budget) for length in sorted(wanted)]
+        best = min(tried, key=lambda step: _cost(step, lengths))
+        taken = {place for row in best.rows for place in row}
+        left = [text for text in left if text[1] not in taken]
+        packs.append(best)
     return packs
 
 
-def _rows(texts: int) -> int:
-    """The power of two above if it is filled well, otherwise the one below."""
-    above = 1 << (texts - 1).bit_length()
-    return above if texts >= above * _MIN_FILLED else above // 2
+def _cost(step: Pack, lengths: Sequence[int]) -> float:
+    """What a token costs: more where much is padding, and in a long row, all of which attention looks at."""
+    tokens = sum(lengths[place] for row in step.rows for place in row)
+    return step.height * step.length * (1 + step.length / 1024) / tokens
+
+
+def _budget(tokens: int, lanes: int) -> int:
+    """Tokens of a step, such that as many steps as make whole turns have all of them, and some to spare."""
+    most = MAX_TOKENS // lanes
+    turns = max(-(-tokens // (most * lanes)), 1)
+    return min(most, max(_MIN_TOKENS, tokens * 17 // (16 * turns * lanes)))
+
+
+def _fill(left: _Texts, length: int, budget: int) -> Pack:
+    """One text in a row."""
+    most = bucket(max(budget // length, 1), 1)
+    fit = [
+        place for tokens, place in left[-most:] if tokens > length * _MIN_FILLED - 8 or tokens == left[-1][0]
+    ]
+    return Pack(tuple((place,) for place in reversed(fit)), bucket(len(fit), 1), length)
+
+
+def _fill_shared(left: _Texts, length: int, budget: int) -> Pack:
+    """Each row has the longest text that is left, then the longest that still fits, and so on."""
+    most = bucket(max(budget // length, 1), 1)
+    left, rows = left.copy(), list[tuple[int, ...]]()
+    while left and len(rows) < most:
+        row, room = list[int](), length
+        while at := bisect_left(left, (room + 1, 0)):
+            tokens, place = left.pop(at - 1)
+            row.append(place)
+            room -= tokens
+        rows.append(tuple(row))
+    return Pack(tuple(rows), bucket(len(rows), 1), length)

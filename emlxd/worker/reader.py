@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, Shape, TokenizedText, WorkerCounts, WorkerStats
+from emlxd.core import GenerateRequest, ModelInfo, Shape, TextBatch, TokenizedText, WorkerCounts, WorkerStats
 from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.dialect import Wishes
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.meters import Meters
-from emlxd.worker.packing import pack
+from emlxd.worker.packing import Pack, pack
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +39,16 @@ class TextRunner(Protocol):
     def traces(self) -> int: ...
     @property
     def weight_bytes(self) -> int: ...
+    @property
+    def lanes(self) -> int:
+        """How many batches it reads side by side."""
 
-    def run(self, texts: Sequence[TokenizedText], rows: int, length: int) -> list[list[float]]:
-        """A vector for each text, in a step of ``rows`` texts padded to ``length`` tokens."""
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row of a batch may have several texts."""
+
+    def run(self, batches: Sequence[TextBatch]) -> list[list[list[float]]]:
+        """For each batch, at most ``lanes`` of them, a vector for each text, row by row."""
 
     def out_of_memory(self, error: Exception) -> bool: ...
 
@@ -83,6 +91,21 @@ class _Job:
     def fail(self, error: Exception) -> None:
         if not self.over and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A batch, and whose text each of its texts is: a request and a place in it."""
+
+    batch: TextBatch
+    members: Sequence[tuple[_Job, int]]
+
+    @staticmethod
+    def of(step: Pack, texts: Sequence[tuple[_Job, int]]) -> _Lane:
+        """The texts of ``step`` that somebody still waits for."""
+        rows = [[texts[index] for index in row if not texts[index][0].over] for row in step.rows]
+        laid = tuple(tuple(job.texts[place] for job, place in row) for row in rows)
+        return _Lane(TextBatch(laid, step.height, step.length), list(chain.from_iterable(rows)))
 
 
 class _Close:
@@ -263,20 +286,24 @@ class ReaderWorker:
     def _round(self, runner: TextRunner, max_context: int) -> None:
         """Some texts of every request, packed by length, a step at a time."""
         texts = _next_texts(self._jobs)
-        for step in pack([len(job.texts[place].tokens) for job, place in texts], max_context):
-            members = [texts[index] for index in step.members if not texts[index][0].over]
-            if not members or self._closing:
+        lengths = [len(job.texts[place].tokens) for job, place in texts]
+        steps = pack(lengths, max_context, lanes=runner.lanes, shares_rows=runner.shares_rows)
+        for start in range(0, len(steps), runner.lanes):
+            lanes = [_Lane.of(step, texts) for step in steps[start : start + runner.lanes]]
+            lanes = [lane for lane in lanes if lane.members]
+            if not lanes or self._closing:
                 continue
             with self._gate:
                 self._heartbeat = time.monotonic()
-                self._step(runner, members, step.rows, step.length)
+                self._step(runner, lanes)
         for job in self._jobs:
             job.finish()
         self._jobs = [job for job in self._jobs if not job.over]
 
-    def _step(self, runner: TextRunner, members: Sequence[tuple[_Job, int]], rows: int, length: int) -> None:
+    def _step(self, runner: TextRunner, lanes: Sequence[_Lane]) -> None:
+        members = [member for lane in lanes for member in lane.members]
         try:
-            vectors = runner.run([job.texts[place] for job, place in members], rows, length)
+            made = runner.run([lane.batch for lane in lanes])
         except Exception as error:
             shed = runner.out_of_memory(error)
             log.exception("step failed", model=self.name, texts=len(members), out_of_memory=shed)
@@ -286,7 +313,7 @@ class ReaderWorker:
         self._meters.step_seconds.observe(time.monotonic() - self._heartbeat)
         self._meters.step_batch_size.observe(len(members))
         self._meters.traces = runner.traces
-        for (job, place), vector in zip(members, vectors, strict=True):
+        for (job, place), vector in zip(members, chain.from_iterable(made), strict=True):
             job.vectors[place] = vector
             job.finish()
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,8 @@ def test_a_longer_window_of_masked_positions_changes_no_bit():
     np.testing.assert_array_equal(gemm(weights[:, :128], values[:128]), gemm(weights, values))
 
 
-def test_calls_from_several_threads_at_once_do_not_mix():
+@pytest.mark.parametrize("form", [nullcontext, blas.one_thread_each])
+def test_calls_from_several_threads_at_once_do_not_mix(form):
     rng = np.random.default_rng(3)
     weights = matrix(rng, 4096, 256)
     inputs = [matrix(rng, rows, 256) for rows in (1, 4, 20, 64)]
@@ -105,7 +107,7 @@ def test_calls_from_several_threads_at_once_do_not_mix():
     def repeat(index):
         return [gemm(inputs[index], weights, tb=True) for _ in range(50)]
 
-    with ThreadPoolExecutor(4) as pool:
+    with form(), ThreadPoolExecutor(4) as pool:
         for index, results in enumerate(pool.map(repeat, range(4))):
             for result in results:
                 np.testing.assert_array_equal(result, expected[index])

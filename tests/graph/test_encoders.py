@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from emlxd.config import ModelSettings, Source
-from emlxd.core import TokenizedText
+from emlxd.core import TextBatch, TokenizedText
 from emlxd.errors import ModelFormatError
+from emlxd.graph.embedder import MlxEmbedder
 from emlxd.graph.encoder_families import ENCODERS
 from emlxd.graph.open_embedder import kind_of, open_embedder
 from tests.graph.tiny import make_llama, save
@@ -32,6 +33,11 @@ def settings(folder: Path, **more: Any) -> ModelSettings:
 
 def whole(*texts: list[int]) -> list[TokenizedText]:
     return [TokenizedText(tuple(text), len(text)) for text in texts]
+
+
+def run(embedder: MlxEmbedder, texts: list[TokenizedText], height: int, length: int) -> list[list[float]]:
+    """Of a step with one text in a row."""
+    return embedder.run([TextBatch(tuple((text,) for text in texts), height, length)])[0]
 
 
 def write_modules(folder: Path, pooling: dict[str, Any], *more: str) -> None:
@@ -79,7 +85,7 @@ def test_hidden_states_are_those_of_transformers(name: str, compile: bool, tmp_p
     folder = write_encoder(tmp_path, found["config"], found["shapes"])
     write_modules(folder, ALL_MODES)
     embedder = open_embedder(folder, settings(folder, compile=compile))
-    made = embedder.run(whole(*TEXTS), rows=4, length=16)
+    made = run(embedder, whole(*TEXTS), 4, 16)
     for vector, states in zip(made, found["hidden"], strict=True):
         np.testing.assert_allclose(vector, np.concatenate(pooled(states)), atol=2e-4)
 
@@ -90,26 +96,47 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
     folder = write_encoder(tmp_path, found["config"], found["shapes"])
     assert kind_of(settings(folder), folder) == "rerank"
     tokens, second_at = PAIR
-    made = open_embedder(folder, settings(folder)).run([TokenizedText(tuple(tokens), second_at)], 2, 8)
+    made = run(open_embedder(folder, settings(folder)), [TokenizedText(tuple(tokens), second_at)], 2, 8)
     assert made == [[pytest.approx(found["score"], abs=1e-5)]]
 
 
 def test_padding_and_company_change_nothing(bert: Path) -> None:
     embedder = open_embedder(bert, settings(bert))
-    together = embedder.run(whole(*TEXTS), 4, 16)
+    together = run(embedder, whole(*TEXTS), 4, 16)
     for text, vector in zip(TEXTS, together, strict=True):
-        assert embedder.run(whole(text), 1, 24)[0] == pytest.approx(vector, abs=1e-6)
+        assert run(embedder, whole(text), 1, 24)[0] == pytest.approx(vector, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_several_texts_in_a_row_do_not_see_each_other(name: str, tmp_path: Path) -> None:
+    found = REFERENCES[name]["embedding"]
+    folder = write_encoder(tmp_path, found["config"], found["shapes"])
+    write_modules(folder, ALL_MODES)
+    embedder = open_embedder(folder, settings(folder))
+    first, second, third = whole(*TEXTS)
+    batch = TextBatch(((second, first), (third, first, third)), 3, 24)
+    made = embedder.run([batch])[0]
+    for place, vector in zip((1, 0, 2, 0, 2), made, strict=True):
+        expected = np.concatenate(pooled(found["hidden"][place]))
+        np.testing.assert_allclose(vector, expected, atol=2e-4)
+
+
+def test_batches_side_by_side_are_as_good_as_alone(bert: Path) -> None:
+    embedder = open_embedder(bert, settings(bert))
+    batches = [TextBatch(tuple((text,) for text in whole(*TEXTS)), 4, length) for length in (16, 24)]
+    lanes = batches[: embedder.lanes]
+    assert embedder.run(lanes) == [embedder.run([batch])[0] for batch in lanes]
 
 
 def test_a_shape_is_traced_once(bert: Path) -> None:
     embedder = open_embedder(bert, settings(bert, compile=True))
     for rows, length in [(1, 8), (2, 16), (1, 8), (2, 16), (1, 8)]:
-        embedder.run(whole(TEXTS[0]), rows, length)
+        run(embedder, whole(TEXTS[0]), rows, length)
     assert embedder.traces == 2
 
 
 def test_without_sentence_files_the_mean_has_length_1(bert: Path) -> None:
-    (vector,) = open_embedder(bert, settings(bert)).run(whole(TEXTS[1]), 1, 16)
+    (vector,) = run(open_embedder(bert, settings(bert)), whole(TEXTS[1]), 1, 16)
     mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
     assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-4)
 
@@ -120,7 +147,7 @@ def test_sentence_files_say_what_is_normalised_read_and_written_before(bert: Pat
     (bert / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (bert / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
     embedder = open_embedder(bert, settings(bert))
-    (vector,) = embedder.run(whole(TEXTS[1]), 1, 16)
+    (vector,) = run(embedder, whole(TEXTS[1]), 1, 16)
     first = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[0]
     assert vector == pytest.approx(first / np.linalg.norm(first), abs=1e-4)
     assert embedder.max_context == 24
@@ -139,7 +166,7 @@ def test_a_dense_layer_after_pooling(bert: Path) -> None:
     config |= {"activation_function": "torch.nn.modules.activation.Tanh"}
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), {"linear.weight": mx.array(weight)})
-    (vector,) = open_embedder(bert, settings(bert)).run(whole(TEXTS[1]), 1, 16)
+    (vector,) = run(open_embedder(bert, settings(bert)), whole(TEXTS[1]), 1, 16)
     mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
     assert vector == pytest.approx(np.tanh(weight @ mean), abs=1e-3)
 
@@ -153,7 +180,7 @@ def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "lm_head" not in name}
     mx.save_safetensors(str(file), bare)
     embedder = open_embedder(tmp_path, settings(tmp_path, kind="embedding"))
-    made = embedder.run(whole(*TEXTS), rows=4, length=16)
+    made = run(embedder, whole(*TEXTS), 4, 16)
     for text, vector in zip(TEXTS, made, strict=True):
         last = np.array(oracle.model(mx.array([text])))[0, -1]
         assert vector == pytest.approx(last / np.linalg.norm(last), abs=1e-5)

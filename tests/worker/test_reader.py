@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from emlxd.config import ModelSettings, Source
-from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TokenizedText
+from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TextBatch, TokenizedText
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.worker.gate import Gate
 from emlxd.worker.reader import ROUND, SHARE, EmbeddingWorker, ReaderModel, RerankWorker
@@ -27,10 +27,12 @@ class StepRunner:
     traces = 1
     weight_bytes = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, *, lanes: int = 1, shares_rows: bool = False) -> None:
+        self.lanes, self.shares_rows = lanes, shares_rows
         self.allowed = threading.Semaphore(1000)
         self.begun = threading.Semaphore(0)
         self.steps: list[list[TokenizedText]] = []
+        self.turns: list[int] = []
         self.shapes: set[tuple[int, int]] = set()
         self.threads: set[str] = set()
         self.fails: Exception | None = None
@@ -40,16 +42,26 @@ class StepRunner:
         while self.allowed.acquire(blocking=False):
             pass
 
-    def run(self, texts: Sequence[TokenizedText], rows: int, length: int) -> list[list[float]]:
+    def run(self, batches: Sequence[TextBatch]) -> list[list[list[float]]]:
         self.begun.release()
         assert self.allowed.acquire(timeout=20)
         self.threads.add(threading.current_thread().name)
-        self.steps.append(list(texts))
-        assert len(texts) <= rows and all(len(text.tokens) <= length for text in texts)
+        self.turns.append(len(batches))
+        assert 0 < len(batches) <= self.lanes
         if self.fails is not None:
             error, self.fails = self.fails, None
             raise error
-        return [[float(text.tokens[0]), float(len(text.tokens))] for text in texts]
+        return [self.read(batch) for batch in batches]
+
+    def read(self, batch: TextBatch) -> list[list[float]]:
+        assert len(batch.rows) <= batch.height
+        assert all(sum(len(text.tokens) for text in row) <= batch.length for row in batch.rows)
+        texts = [text for row in batch.rows for text in row]
+        self.steps.append(texts)
+        return [self.vector(text) for text in texts]
+
+    def vector(self, text: TokenizedText) -> list[float]:
+        return [float(text.tokens[0]), float(len(text.tokens))]
 
     def out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, MemoryError)
@@ -61,9 +73,8 @@ class StepRunner:
 class ScoreRunner(StepRunner):
     """The score of a pair is where its second text begins."""
 
-    def run(self, texts: Sequence[TokenizedText], rows: int, length: int) -> list[list[float]]:
-        super().run(texts, rows, length)
-        return [[float(text.second_at)] for text in texts]
+    def vector(self, text: TokenizedText) -> list[float]:
+        return [float(text.second_at)]
 
 
 def model(runner: StepRunner) -> ReaderModel:
@@ -112,6 +123,17 @@ async def test_vectors_come_in_the_order_of_the_texts(make_worker: MakeWorker, r
     assert await worker.embed([]) == []
 
 
+async def test_batches_side_by_side_with_several_texts_in_a_row() -> None:
+    runner = StepRunner(lanes=2, shares_rows=True)
+    worker = EmbeddingWorker(settings(), lambda: model(runner), Gate())
+    await worker.start()
+    prompts = [[n % 27] * (1 + n * 37 % 100) for n in range(200)]
+    assert await worker.embed(prompts) == [[float(p[0]), float(len(p))] for p in prompts]
+    assert 2 in runner.turns
+    assert max(map(len, runner.steps)) > 20
+    await worker.close()
+
+
 async def test_what_waits_is_packed_together(make_worker: MakeWorker, runner: StepRunner) -> None:
     worker = make_worker()
     await worker.start()
@@ -138,7 +160,7 @@ async def test_a_newcomer_does_not_wait_for_a_long_request(
     await begun(runner)
     short = asyncio.create_task(worker.embed([[2] * 8]))
     await asyncio.sleep(0)
-    runner.allowed.release(3)  # the first round, and both steps of the one with the newcomer
+    runner.allowed.release(2)  # the first round, and the one with the newcomer
     assert await short == [[2.0, 8.0]]
     assert not long.done()
     runner.allowed.release(1000)
