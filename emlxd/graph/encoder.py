@@ -73,6 +73,36 @@ class EncoderEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What layers share that look equally far: the mask in the device's form, and what is added to scores.
+
+    ``bias`` is [B, heads, L, L].
+    """
+
+    mask: mx.array
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBias:
+    """A number for each head and each of 32 ranges of distance, 16 to either side (T5, MPNet).
+
+    The ranges have one distance each up to 8, then two to a doubling up to 128. ``table`` is [32, heads].
+    """
+
+    table: mx.array
+
+    def __call__(self, batch: int, length: int) -> mx.array:
+        """[B, heads, L, L]; the second L is the token that is seen."""
+        place = mx.arange(length, dtype=mx.int32)
+        ahead = place - place[:, None]
+        far = mx.abs(ahead)
+        doublings = sum((far * far >= 64 << half).astype(mx.int32) for half in range(1, 8))
+        found = self.table[mx.where(ahead > 0, 16, 0) + mx.minimum(far, 8) + doublings].transpose(2, 0, 1)
+        return mx.contiguous(mx.broadcast_to(found, (batch, *found.shape)))
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderAttention:
     """``rope`` and ``window`` as in ``EncoderLayerSpec``."""
 
@@ -82,14 +112,14 @@ class EncoderAttention:
     rope: Rope | None
     window: int | None
 
-    def __call__(self, x: mx.array, mask: mx.array, rotate: Rotate | None, attention: Attention) -> mx.array:
+    def __call__(self, x: mx.array, seen: Seen, rotate: Rotate | None, attention: Attention) -> mx.array:
         batch, length, hidden = x.shape
         qkv = self.qkv(x).reshape(batch, length, 3 * self.heads, -1)
         qk, v = mx.split(qkv, [2 * self.heads], axis=2)
         if rotate is not None:
             qk = rotate(qk)
         q, k, v = (part.swapaxes(1, 2) for part in (*mx.split(qk, 2, axis=2), v))
-        out = attention(q, k, v, mask, Scoring(q.shape[-1] ** -0.5))
+        out = attention(q, k, v, seen.mask, Scoring(q.shape[-1] ** -0.5), seen.bias)
         return self.out(out.swapaxes(1, 2).reshape(batch, length, hidden))
 
 
@@ -103,12 +133,12 @@ class EncoderLayer:
     mlp_norm: Norm
     pre_norm: bool
 
-    def __call__(self, x: mx.array, mask: mx.array, rotate: Rotate | None, attention: Attention) -> mx.array:
+    def __call__(self, x: mx.array, seen: Seen, rotate: Rotate | None, attention: Attention) -> mx.array:
         if self.pre_norm:
             h = x if self.attention_norm is None else self.attention_norm(x)
-            x = x + self.attention(h, mask, rotate, attention)
+            x = x + self.attention(h, seen, rotate, attention)
             return x + self.mlp(self.mlp_norm(x))
-        x = x + self.attention(x, mask, rotate, attention)
+        x = x + self.attention(x, seen, rotate, attention)
         x = x if self.attention_norm is None else self.attention_norm(x)
         return self.mlp_norm(x + self.mlp(x))
 
@@ -121,11 +151,12 @@ class Encoder:
     embeddings: EncoderEmbeddings
     layers: tuple[EncoderLayer, ...]
     norm: Norm | None
+    distances: DistanceBias | None
     attention_kind: Attention
 
     @property
     def shares_rows(self) -> bool:
-        """Rotary positions are as good: only their differences count."""
+        """Of rotary positions and of distances only differences count, which are the same in a row."""
         return True
 
     def __call__(self, texts: Texts) -> mx.array:
@@ -133,14 +164,15 @@ class Encoder:
         batch, length = texts.tokens.shape
         starts = mx.zeros((batch,), mx.int32)
         place = BothWays(slice(0, batch), starts, length, length, owners=texts.owners)
-        masks: dict[int | None, mx.array] = {}
+        seen: dict[int | None, Seen] = {}
+        bias = self.distances(batch, length) if self.distances else None
         rotations: dict[int, Rotate] = {}
         x = self.embeddings(texts)
         for layer in self.layers:
             window, rope = layer.attention.window, layer.attention.rope
-            if window not in masks:
-                masks[window] = self.attention_kind.mask(place, window)
+            if window not in seen:
+                seen[window] = Seen(self.attention_kind.mask(place, window), bias)
             if rope is not None and id(rope) not in rotations:
                 rotations[id(rope)] = rope.at(starts, length)
-            x = layer(x, masks[window], rotations.get(id(rope)), self.attention_kind)
+            x = layer(x, seen[window], rotations.get(id(rope)), self.attention_kind)
         return x if self.norm is None else self.norm(x)

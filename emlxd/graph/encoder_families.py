@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from emlxd.errors import ModelFormatError
@@ -84,6 +84,14 @@ _NOMIC_NAMES: Final = EncoderNames(
     down="mlp.fc2",
     mlp_norm="norm2",
 )
+_MPNET_NAMES: Final = replace(
+    _BERT_NAMES,
+    base=("", "mpnet."),
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    distances="encoder.relative_attention_bias",
+)
 _ROBERTA_HEAD: Final = ScoreHeadSpec("classifier.dense", "tanh", "classifier.out_proj")
 
 
@@ -99,6 +107,14 @@ def _roberta(c: Config) -> dict[str, Any]:
     first = int(c["pad_token_id"]) + 1
     fields = _bert(c)
     return fields | {"first_position": first, "max_position": fields["positions"] - first}
+
+
+def _mpnet(c: Config) -> dict[str, Any]:
+    """Positions as RoBERTa's, whatever ``pad_token_id`` says, and a bias for distances."""
+    ranges, rows = int(c.get("relative_attention_num_buckets", 32)), int(c["max_position_embeddings"])
+    if ranges != 32:
+        raise ValueError(f"relative_attention_num_buckets {ranges}, supported are 32")
+    return {"positions": rows, "first_position": 2, "max_position": rows - 2, "distances": True}
 
 
 def _distilbert(c: Config) -> dict[str, Any]:
@@ -187,6 +203,7 @@ ENCODERS: Final[Mapping[str, EncoderFamily]] = {
         "XLM-RoBERTa (BGE-M3, multilingual E5)", _BERT_NAMES, _ROBERTA_HEAD, _roberta
     ),
     "camembert": EncoderFamily("CamemBERT", _BERT_NAMES, _ROBERTA_HEAD, _roberta),
+    "mpnet": EncoderFamily("MPNet (all-mpnet-base-v2)", _MPNET_NAMES, _ROBERTA_HEAD, _mpnet),
     "distilbert": EncoderFamily(
         "DistilBERT",
         _DISTILBERT_NAMES,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from emlxd.graph.activations import Activation
 from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.device import Device
-from emlxd.graph.encoder import Encoder, EncoderAttention, EncoderEmbeddings, EncoderLayer
+from emlxd.graph.encoder import DistanceBias, Encoder, EncoderAttention, EncoderEmbeddings, EncoderLayer
 from emlxd.graph.encoder_spec import EncoderSpec
 from emlxd.graph.layers import Embedding, Linear, Mlp, Norm, Parallel, fuse
 from emlxd.graph.rope import Rope
@@ -35,13 +35,14 @@ def load_encoder(
                 ropes[layer.rope] = device.rope(layer.rope, max_context)
             rope = ropes[layer.rope] if layer.rope else None
             layers.append(_layer(take, spec, base, index, rope, activation))
-    final = spec.names.final_norm
+    final, distances = spec.names.final_norm, f"{base}{spec.names.distances}.weight"
     with turn:
         return Encoder(
             spec=spec,
             embeddings=_embeddings(take, spec, base),
             layers=tuple(layers),
             norm=take.norm(base + final, spec.norm, spec.hidden_size) if final else None,
+            distances=DistanceBias(take.vector(distances, 32, spec.heads)) if spec.distances else None,
             attention_kind=device.attention(take.dtype, compile=compile),
         )
 

@@ -28,6 +28,7 @@ class EncoderNames:
     down: str
     mlp_norm: str
     final_norm: str = ""
+    distances: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class EncoderSpec:
 
     ``positions`` are the rows of the table of positions, none with rotary ones; a text's first token is at
     ``first_position``. ``token_types`` are the rows of the table that tells a pair's two texts apart.
+    ``distances``: scores get what a table has for how far apart two tokens are.
     ``pre_norm`` normalises the input of attention and feed-forward, otherwise the sum after them.
     """
 
@@ -78,6 +80,7 @@ class EncoderSpec:
     positions: int = 0
     first_position: int = 0
     token_types: int = 0
+    distances: bool = False
     qkv_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True

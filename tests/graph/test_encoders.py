@@ -14,10 +14,11 @@ from emlxd.config import ModelSettings, Source
 from emlxd.core import TextBatch, TokenizedText
 from emlxd.errors import ModelFormatError
 from emlxd.graph.embedder import MlxEmbedder
+from emlxd.graph.encoder import DistanceBias
 from emlxd.graph.encoder_families import ENCODERS
 from emlxd.graph.open_embedder import kind_of, open_embedder
 from tests.graph.tiny import make_llama, save
-from tests.graph.tiny_encoders import DATA, PAIR, TEXTS, write_encoder
+from tests.graph.tiny_encoders import CONFIGS, DATA, PAIR, TEXTS, write_encoder
 
 REFERENCES: Final[dict[str, Any]] = json.loads(DATA.read_text())
 PAIRED: Final = [name for name, found in REFERENCES.items() if found["rerank"]]
@@ -88,6 +89,32 @@ def test_hidden_states_are_those_of_transformers(name: str, compile: bool, tmp_p
     made = run(embedder, whole(*TEXTS), 4, 16)
     for vector, states in zip(made, found["hidden"], strict=True):
         np.testing.assert_allclose(vector, np.concatenate(pooled(states)), atol=2e-4)
+
+
+def test_ranges_of_distance_are_those_of_mpnet() -> None:
+    """The first distance of each: one by one up to 8, and from there two to a doubling."""
+    starts = [*range(9), 12, 16, 23, 32, 46, 64, 91]
+    (made,) = np.array(DistanceBias(mx.arange(32)[:, None])(1, 200)[0])
+    for i in (0, 99):
+        expected = [np.searchsorted(starts, abs(j - i), "right") - 1 + 16 * (j > i) for j in range(200)]
+        assert made[i].tolist() == expected
+
+
+def test_a_long_text_through_mpnet_beside_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import MPNetConfig, MPNetModel
+
+    torch.manual_seed(0)
+    config = MPNetConfig(**CONFIGS["mpnet"] | {"max_position_embeddings": 302})
+    oracle = MPNetModel(config).eval()
+    torch.nn.init.normal_(oracle.encoder.relative_attention_bias.weight)
+    oracle.save_pretrained(tmp_path)
+    write_modules(tmp_path, {"pooling_mode": "mean"})
+    text = [2 + (7 * n * n + 3 * n) % 46 for n in range(300)]
+    with torch.no_grad():
+        expected = oracle(torch.tensor([text])).last_hidden_state.mean(dim=1)[0].numpy()
+    made = run(open_embedder(tmp_path, settings(tmp_path)), whole(text), 1, 300)
+    np.testing.assert_allclose(made[0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PAIRED)

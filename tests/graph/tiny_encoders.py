@@ -36,6 +36,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "roberta": _SMALL | {"model_type": "roberta", "type_vocab_size": 1},
     "xlm-roberta": _SMALL | {"model_type": "xlm-roberta", "type_vocab_size": 1, "hidden_act": "gelu_new"},
     "camembert": _SMALL | {"model_type": "camembert", "type_vocab_size": 1},
+    "mpnet": _SMALL | {"model_type": "mpnet", "max_position_embeddings": 66},
     "distilbert": {
         "model_type": "distilbert",
         "vocab_size": 48,
