@@ -18,6 +18,7 @@ from emlxd.graph.device import Device
 from emlxd.graph.family_table import FAMILIES
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
+from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.runner import MlxRunner
 from emlxd.graph.transformer import Transformer
 from tests.graph import tiny
@@ -102,6 +103,18 @@ def test_a_folder_as_it_was_published_is_the_one_that_mlx_lm_makes_of_it(
     if family == "qwen3_5":
         join_experts(tensors)
     assert_folder_agrees(tmp_path, tensors, oracle, config)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_quantised_folder_of_a_recurrent_family(tmp_path: Path, family: str) -> None:
+    """Projections whose rows are put in another order are quantised too."""
+    whole_groups = {"shared_expert_intermediate_size": 64, "shared_intermediate_size": 64, "mamba_d_head": 16}
+    oracle, config = oracle_of(family, **whole_groups)
+    quantised = tiny.quantize(oracle, config, bits=8)
+    checkpoint = open_checkpoint(tiny.save(tmp_path, oracle, quantised))
+    model = load_transformer(checkpoint, Device("cpu"), max_context=CONTEXT, dtype="float32", weights="keep")
+    assert any(array.dtype == mx.uint32 for array in model.arrays())
+    assert_prefill_agrees(model, oracle(mx.array([PROMPT]))[0])
 
 
 def published(family: str, name: str, tensor: mx.array) -> dict[str, mx.array]:
