@@ -47,6 +47,12 @@ class KVCache:
         self.give_states(self._slots)
         return [self.layers[layer][index] for layer, index in self._places(by_token=False)]
 
+    def states_of(self, slot: int) -> list[mx.array]:
+        """Those of one slot: [...] each."""
+        if slot >= self._first:
+            self.give_states(self._slots)
+        return [self.layers[layer][index][slot] for layer, index in self._places(by_token=False)]
+
     def give_states(self, first: int) -> None:
         """Leaves in ``layers`` the states of so many slots, in arrays of as many rows."""
         if first == self._first:

@@ -33,8 +33,8 @@ listed gives an error that names it. Of a model that also sees or hears, the tex
 
 - Layers with a sliding window keep rings as long as the window and what a step writes
   ([memory.md](memory.md)); those of other kinds keep the whole context.
-- Of a recurrent model (one with convolution or other states) the prefix cache knows prompts up to their last
-  whole block, and where they part from prompts before them; answers are computed again in the next turn.
+- Of a recurrent model (one with convolution or other states) the prefix cache knows prompts and answers up to
+  their last whole block of 64 tokens, and where prompts part from those before them, but nothing between.
 - RoPE scaling `dynamic` has no effect, since no context is longer than `max_position_embeddings`. `longrope`
   takes its long factors if `max_context` is longer than the original context.
 """

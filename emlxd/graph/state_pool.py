@@ -24,8 +24,8 @@ class StatePool:
 
     def save(self, cache: KVCache, slot: int, checkpoint: int) -> None:
         """Copies a slot's states to ``checkpoint``."""
-        for pool, state in zip(self._pools, cache.states(), strict=True):
-            pool[checkpoint] = state[slot]
+        for pool, state in zip(self._pools, cache.states_of(slot), strict=True):
+            pool[checkpoint] = state
 
     def load(self, cache: KVCache, slot: int, checkpoint: int) -> None:
         """Copies the states of ``checkpoint`` to a slot."""

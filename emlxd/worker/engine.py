@@ -239,6 +239,9 @@ class Engine:
             pending = self._runner.sample([self._mask(sequence) for sequence in sequences])
         else:
             pending = self._runner.decode(positions)
+        for row in rows:
+            if row and not row.sequence.ended:
+                self.prefixes.keep_step(row.sequence, row.position + 1)
         self._launched.append(Flight(pending, sequences))
 
     def _mask(self, sequence: Sequence | None) -> bytes | None:
@@ -313,6 +316,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         """What the step in flight still brings for it is dropped on arrival."""
         sequence.ended = True
+        self.prefixes.forget(sequence)
         self._ended.append(sequence)
         answers = self._requests[sequence.request.id]
         answers.remove(sequence)

@@ -98,8 +98,10 @@ class Checkpoints:
     """Which states are kept, and where; the least recently used one makes room."""
 
     def __init__(self, room: int) -> None:
-        self._free = list(range(room))
+        self._room = room
         self._places: OrderedDict[bytes, int] = OrderedDict()
+        self.lent: set[int] = set()
+        self._free = list(range(room))
 
     def find(self, key: bytes) -> int | None:
         """Where the state of a key is. Makes it recent."""
@@ -112,15 +114,43 @@ class Checkpoints:
         return self._places.get(key)
 
     def add(self, key: bytes) -> int | None:
-        """A place for a state. None if it has one, or if there is no room at all."""
+        """A place for a state. None if it has one, or if there is no room."""
         if self.find(key) is not None or not (self._free or self._places):
             return None
-        self._places[key] = self._free.pop() if self._free else self._places.popitem(last=False)[1]
+        self._places[key] = self._take()
         return self._places[key]
 
+    def lend(self) -> int | None:
+        """A place for states whose keys are not known yet. None if half of all places are lent."""
+        if len(self.lent) >= self._room // 2:
+            return None
+        place = self._take()
+        self.lent.add(place)
+        return place
+
+    def name(self, place: int, key: bytes) -> bool:
+        """What a lent place holds is now known by ``key``. False, and the place free, if that has one."""
+        self.take_back(place)
+        if self.find(key) is not None:
+            return False
+        self._free.remove(place)
+        self._places[key] = place
+        return True
+
+    def take_back(self, place: int) -> None:
+        """Of a place that is lent no longer, too."""
+        if place in self.lent:
+            self.lent.remove(place)
+            self._free.append(place)
+
     def clear(self) -> None:
-        self._free += self._places.values()
+        """Forgets every state, and what was lent."""
         self._places.clear()
+        self.lent.clear()
+        self._free = list(range(self._room))
+
+    def _take(self) -> int:
+        return self._free.pop() if self._free else self._places.popitem(last=False)[1]
 
 
 def block_keys(tokens: Sequence[int], seed: bytes = b"") -> list[bytes]:

@@ -17,10 +17,10 @@ SPILLED_A_STEP: Final = 2  # blocks or states
 class PrefixReuse:
     """K/V can be taken up at the end of any block; a recurrent state only where it was kept.
 
-    It is kept at the end of a prompt's last whole block, for prompts that go on from there, and where a
-    prompt parts from those before it, for others that begin alike. Where layers keep rings, blocks are left
-    along the way, before they are overwritten. ``unspilled`` says whether blocks or states wait to be handed
-    to the disk.
+    It is kept at the end of the last whole block of a prompt and of an answer, for prompts that go on from
+    there, and where a prompt parts from those before it, for others that begin alike. Where layers keep
+    rings, blocks are left along the way, before they are overwritten. ``unspilled`` says whether blocks or
+    states wait to be handed to the disk.
     """
 
     def __init__(self, runner: Runner, disk: DiskCache | None = None, max_draft: int = 0) -> None:
@@ -29,7 +29,7 @@ class PrefixReuse:
         self._runner = runner
         self._disk = disk
         self._blocks = PrefixCache(runner.blocks)
-        self._checkpoints = Checkpoints(runner.checkpoints)
+        self.checkpoints = Checkpoints(runner.checkpoints)
         self._unspilled: list[bytes] = []
 
     @property
@@ -47,7 +47,7 @@ class PrefixReuse:
     def clear(self) -> None:
         """Forgets what was in the runner's memory."""
         self._blocks.clear()
-        self._checkpoints.clear()
+        self.checkpoints.clear()
         self._unspilled.clear()
 
     def restore(self, sequence: Sequence) -> None:
@@ -65,7 +65,7 @@ class PrefixReuse:
         if not blocks:
             return
         self._runner.load_blocks(sequence.slot, blocks)
-        if (checkpoint := self._checkpoints.find(state_key(keys[len(blocks) - 1]))) is not None:
+        if (checkpoint := self.checkpoints.find(state_key(keys[len(blocks) - 1]))) is not None:
             self._runner.load_state(sequence.slot, checkpoint)
         sequence.prefilled = sequence.cached = len(blocks) * BLOCK_TOKENS
 
@@ -77,13 +77,40 @@ class PrefixReuse:
         if not sequence.prompt_left or self._runner.ring is not None:
             self._keep_blocks(sequence, sequence.context[:done])
 
-    def keep_answer(self, sequence: Sequence) -> None:
-        """Leaves the K/V of an answer, but for a recurrent model, whose state has gone past its blocks' ends.
+    def keep_step(self, sequence: Sequence, written: int) -> None:
+        """Copies the state that a decode step leaves at the end of a block, in place of the copy before it.
 
-        The last token has no K/V yet: nobody asked the model what follows it.
+        What the tokens are is known when the step has been read.
         """
+        if not self._runner.recurrent or written % BLOCK_TOKENS:
+            return
+        if sequence.checkpoint is None:
+            sequence.checkpoint = self.checkpoints.lend()
+        if sequence.checkpoint is not None:
+            self._runner.save_state(sequence.slot, sequence.checkpoint)
+            sequence.state_at = written
+
+    def keep_answer(self, sequence: Sequence) -> None:
+        """Leaves the K/V of an answer, or the last state that was copied and the K/V up to there.
+
+        The last token has no K/V yet, unless a step was on its way: nobody asked the model what follows it.
+        Such a step may also have taken the state past the answer's end.
+        """
+        tokens = (*sequence.request.prompt, *sequence.answer)
         if not self._runner.recurrent:
-            self._keep_blocks(sequence, (*sequence.request.prompt, *sequence.answer[:-1]))
+            self._keep_blocks(sequence, tokens[:-1])
+        elif sequence.checkpoint is not None and sequence.state_at <= len(tokens):
+            known = tokens[: sequence.state_at]
+            key = state_key(block_keys(known, sequence.adapter.seed)[-1])
+            if self.checkpoints.name(sequence.checkpoint, key):
+                self._note([key])
+            self._keep_blocks(sequence, known)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended: the copy of its state that has not been left to others is of no use."""
+        if sequence.checkpoint is not None:
+            self.checkpoints.take_back(sequence.checkpoint)
+            sequence.checkpoint = None
 
     def keep_along(self, sequence: Sequence) -> None:
         """Leaves a block that an answer has completed, if it would be gone at the answer's end."""
@@ -99,7 +126,7 @@ class PrefixReuse:
                 continue
             if (block := self._blocks.where(key)) is not None:
                 self._disk.put(key, self._runner.read_block(block))
-            elif (checkpoint := self._checkpoints.where(key)) is not None:
+            elif (checkpoint := self.checkpoints.where(key)) is not None:
                 self._disk.put(key, self._runner.read_state(checkpoint))
 
     def _held(self, keys: Rows[bytes]) -> int:
@@ -113,12 +140,12 @@ class PrefixReuse:
         return next((n for n in range(len(keys), 0, -1) if self._has_state(state_key(keys[n - 1]))), 0)
 
     def _has_state(self, key: bytes) -> bool:
-        if self._checkpoints.find(key) is not None:
+        if self.checkpoints.find(key) is not None:
             return True
         content = self._disk.get(key) if self._disk else None
         if content is None or len(content) != self._runner.checkpoint_bytes:
             return False
-        if (checkpoint := self._checkpoints.add(key)) is None:
+        if (checkpoint := self.checkpoints.add(key)) is None:
             return False
         self._runner.write_state(checkpoint, content)
         return True
@@ -157,7 +184,7 @@ class PrefixReuse:
         return first + self._runner.ring < sequence.written + self._max_draft
 
     def _keep_state(self, sequence: Sequence, key: bytes) -> None:
-        checkpoint = self._checkpoints.add(state_key(key))
+        checkpoint = self.checkpoints.add(state_key(key))
         if checkpoint is not None:
             self._runner.save_state(sequence.slot, checkpoint)
             self._note([state_key(key)])

@@ -43,7 +43,8 @@ class Adapter:
 class Sequence:
     """One of a request's answers with its place in the engine.
 
-    ``stops`` are where a piece of the context must end, because the state there is wanted.
+    ``stops`` are where a piece of the context must end, because the state there is wanted. ``checkpoint`` is
+    where the prefix cache keeps the state that it had after ``state_at`` tokens.
 
     ``order`` is its number in the order of admission. ``context`` is what is prefilled: the prompt, and the
     answer so far if it starts again. ``prefilled`` counts tokens of it whose K/V is written, ``dispatched``
@@ -67,6 +68,8 @@ class Sequence:
     prefilled: int = 0
     cached: int = 0
     stops: set[int] = field(default_factory=set)
+    checkpoint: int | None = None
+    state_at: int = 0
     dispatched: int = 0
     answer: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
@@ -159,6 +162,7 @@ class Sequence:
         """Forgets the device's state: prompt and answer so far are to be prefilled again."""
         self.context = (*self.request.prompt, *self.answer)
         self.prefilled, self.dispatched, self.slot = 0, len(self.answer), -1
+        self.checkpoint = None
         self.scores.clear()
 
     def finished(self, reason: FinishReason, now: float) -> Finished:

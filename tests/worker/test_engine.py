@@ -174,6 +174,16 @@ def test_a_state_is_taken_up_at_the_end_of_a_prompt_and_where_prompts_have_parte
     assert computed == [[320, 30], [192, 128, 30], [128, 30], [31]]
 
 
+def test_the_next_turn_takes_up_the_state_at_the_end_of_an_answer_s_last_block() -> None:
+    harness = Harness(lambda tokens: 5, chunk=1024, blocks=32, recurrent=True, checkpoints=8)
+    prompt = [1 + number % 90 for number in range(100)]
+    harness.submit(request(1, prompt, max_tokens=120))
+    harness.run()
+    listener = harness.submit(request(2, [*prompt, *[5] * 120, 7]))
+    harness.run()
+    assert listener.end.usage.cached_tokens == 192  # type: ignore[union-attr]
+
+
 def test_answers_to_one_prompt_share_its_state_before_the_last_token() -> None:
     harness = Harness(rule, slots=3, chunk=32, recurrent=True)
     listener = harness.submit(request(1, range(1, 81), n=5))
@@ -306,10 +316,22 @@ def test_a_request_that_takes_too_long_is_ended_wherever_it_is() -> None:
     assert isinstance(quick.end, Finished)
 
 
+class Everything:
+    """A grammar that allows all tokens, so that only the way of computing differs."""
+
+    finished = False
+
+    def mask(self) -> bytes:
+        return b"\xff" * (VOCAB // 8)
+
+    def accept(self, token: int) -> None:
+        pass
+
+
 COMMON = [1 + number % 90 for number in range(160)]
 prompts = st.builds(
     lambda shared, own: COMMON[:shared] + own,
-    st.sampled_from([0, 0, 64, 70, 128, 160]),
+    st.sampled_from([0, 0, 55, 64, 120, 128, 160]),
     st.lists(st.integers(1, 9), min_size=1, max_size=150),
 )
 arrivals = st.lists(
@@ -319,9 +341,22 @@ arrivals = st.lists(
         st.sampled_from([1, 1, 1, 2, 3]),  # answers
         st.integers(1, 30),  # max_tokens
         st.one_of(st.none(), st.integers(0, 40)),  # cancelled so many steps later
+        st.sampled_from([False, False, True]),  # held by a grammar, of everything
     ),
     max_size=25,
 )
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_state_is_copied_for_nobody_who_has_ended_meanwhile(guarded: bool) -> None:
+    """The step that follows the last token ends a block, or the step after it."""
+    for end in (62, 63):
+        harness = Harness(
+            lambda tokens, end=end: 0 if len(tokens) == end else 5, blocks=4, recurrent=True, checkpoints=4
+        )
+        harness.submit(request(1, range(1, 63)), Everything() if guarded else None)
+        harness.run()
+        assert not harness.engine.prefixes.checkpoints.lent
 
 
 @settings(max_examples=200, deadline=None)
@@ -334,7 +369,7 @@ arrivals = st.lists(
     checkpoints=st.sampled_from([None, 0, 1, 4]),
 )
 def test_any_traffic_gives_everyone_their_own_answer(
-    arrivals: list[tuple[int, list[int], int, int, int | None]],
+    arrivals: list[tuple[int, list[int], int, int, int | None, bool]],
     slots: int,
     chunk: int,
     blocks: int,
@@ -355,15 +390,16 @@ def test_any_traffic_gives_everyone_their_own_answer(
     cancelled = set()
     step = 0
     while step <= 72 or not harness.engine.idle:
-        for number, (at, prompt, n, max_tokens, cancel_after) in enumerate(arrivals):
+        for number, (at, prompt, n, max_tokens, cancel_after, guarded) in enumerate(arrivals):
             if at == step:
-                listeners[number] = harness.submit(request(number, prompt, max_tokens, n=n))
+                asked = request(number, prompt, max_tokens, n=n)
+                listeners[number] = harness.submit(asked, Everything() if guarded else None)
             if cancel_after is not None and at + cancel_after == step and listeners[number].end is None:
                 harness.engine.cancel(f"r{number}")
                 cancelled.add(number)
         harness.step()
         step += 1
-    for number, (_, prompt, n, max_tokens, _) in enumerate(arrivals):
+    for number, (_, prompt, n, max_tokens, _, _) in enumerate(arrivals):
         tokens = [str(token) for token in answer(prompt, max_tokens) if token != 0]
         ends = sum(isinstance(event, Finished) for event in listeners[number].events)
         assert number in cancelled or ends == n
@@ -371,3 +407,4 @@ def test_any_traffic_gives_everyone_their_own_answer(
             got = listeners[number].text_of(index).split()
             assert got == tokens if number not in cancelled else got == tokens[: len(got)]
     assert not harness.scheduler.running and not harness.scheduler.waiting
+    assert not harness.engine.prefixes.checkpoints.lent

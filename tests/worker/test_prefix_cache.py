@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emlxd.worker.prefix_cache import BLOCK_TOKENS, PrefixCache
+from emlxd.worker.prefix_cache import BLOCK_TOKENS, Checkpoints, PrefixCache
 
 A = list(range(BLOCK_TOKENS))
 B = list(range(100, 100 + BLOCK_TOKENS))
@@ -79,3 +79,32 @@ def test_what_is_found_is_what_was_saved(steps: list[tuple[bool, list[int]]], si
         for number, block in enumerate(cache.match([*tokens, 0])):
             assert content[block] == tuple(tokens[: (number + 1) * BLOCK_TOKENS])
         assert len(cache) <= size
+
+
+def test_states_make_room_for_each_other() -> None:
+    states = Checkpoints(2)
+    first, second = states.add(b"a"), states.add(b"b")
+    assert {first, second} == {0, 1} and states.add(b"a") is None
+    assert states.add(b"c") == second
+    assert (states.find(b"a"), states.find(b"b"), states.find(b"c")) == (first, None, second)
+    assert Checkpoints(0).add(b"a") is None
+
+
+def test_a_lent_place_is_named_or_taken_back() -> None:
+    states = Checkpoints(4)
+    first, second = states.lend(), states.lend()
+    assert first is not None and second is not None and states.lend() is None
+    assert states.name(first, b"a") and states.find(b"a") == first
+    third = states.lend()
+    assert third is not None and not states.name(third, b"a")
+    states.take_back(second)
+    states.take_back(second)
+    assert not states.lent
+    assert {states.add(key) for key in (b"b", b"c", b"d")} == {0, 1, 2, 3} - {first}
+
+
+def test_what_is_lent_is_not_evicted() -> None:
+    states = Checkpoints(2)
+    lent = states.lend()
+    for number in range(4):
+        assert states.add(bytes([number])) == 1 - (lent or 0)
