@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 
@@ -22,11 +20,10 @@ from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.meters import Meters
+from emlxd.worker.model_thread import Close, ModelThread
 from emlxd.worker.packing import Pack, pack
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 ROUND: Final = 256  # texts that are packed together; a newcomer waits for no more
 SHARE: Final = 64  # texts of one request in a round where others wait
@@ -108,39 +105,20 @@ class _Lane:
         return _Lane(TextBatch(laid, step.height, step.length), list(chain.from_iterable(rows)))
 
 
-class _Close:
-    pass
-
-
-class ReaderWorker:
-    """One loaded model. Its methods are for the event loop; the thread behind it is private."""
+class ReaderWorker(ModelThread[_Job]):
+    """One loaded model that reads texts."""
 
     _route = ""
 
     def __init__(self, settings: ModelSettings, load: Callable[[], ReaderModel], gate: Gate) -> None:
-        """``load`` is called on the worker's thread. Workers on one device share its ``gate``."""
-        self.name = settings.name
+        """``load`` is called on the worker's thread."""
+        super().__init__(settings.name, gate)
         self._max_queue = settings.max_queue
         self._load = load
-        self._gate = gate
-        self._inbox: queue.SimpleQueue[_Job | _Close] = queue.SimpleQueue()
         self._jobs: list[_Job] = []
-        self._loop = asyncio.get_running_loop()
-        self._loaded: Future[None] = Future()
-        self._ended: Future[None] = Future()
         self._model: ReaderModel | None = None
         self._weight_bytes = 0
         self._meters = Meters()
-        self._thread = threading.Thread(target=self._run, name=f"worker-{self.name}", daemon=True)
-        # Tokenizers take milliseconds: too long for the event loop and for the device's thread.
-        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{self.name}")
-        self._heartbeat = time.monotonic()
-        self._closing = False
-
-    async def start(self) -> None:
-        """Loads the model. Raises what loading raised; the worker is then of no more use."""
-        self._thread.start()
-        await asyncio.wrap_future(self._loaded)
 
     @property
     def info(self) -> ModelInfo:
@@ -151,14 +129,8 @@ class ReaderWorker:
         return self._loaded_model.tokenizer
 
     @property
-    def alive(self) -> bool:
-        """Whether the thread still serves requests."""
-        return self._thread.is_alive() and not self._closing
-
-    @property
-    def heartbeat_age(self) -> float:
-        """Seconds since the thread last began a step, or 0 when it has nothing to do."""
-        return time.monotonic() - self._heartbeat if self._running else 0.0
+    def busy(self) -> bool:
+        return self._running > 0
 
     @property
     def _running(self) -> int:
@@ -185,12 +157,6 @@ class ReaderWorker:
             ),
         )
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
-        return await self._in_text_thread(
-            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
-
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Raises RequestError."""
         self._refuse()
@@ -206,15 +172,6 @@ class ReaderWorker:
     def retune(self, settings: ModelSettings) -> None:
         """Takes over what may change while the model stays loaded."""
         self._max_queue = settings.max_queue
-
-    async def close(self) -> None:
-        """Fails what still runs, frees the model and ends the thread."""
-        self._closing = True
-        self._inbox.put(_Close())
-        # Not a join on another thread: that one could not end either if this one is stuck.
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()
-        self._text.shutdown(wait=False, cancel_futures=True)
 
     @property
     def _loaded_model(self) -> ReaderModel:
@@ -232,56 +189,40 @@ class ReaderWorker:
         self._inbox.put(job)
         return await asyncio.wrap_future(job.future)
 
-    async def _in_text_thread(self, work: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._text, work)
-
     def _refuse(self) -> NoReturn:
         raise RequestError(
             f"The model '{self.name}' does not write text; use it at {self._route}.", param="model"
         )
 
-    def _run(self) -> None:
-        try:
-            self._own_model()
-        finally:
-            self._ended.set_result(None)
+    def _open(self) -> None:
+        self._model = self._load()
+        self._weight_bytes = self._model.runner.weight_bytes
 
-    def _own_model(self) -> None:
-        try:
-            model = self._load()
-        except BaseException as error:
-            self._loaded.set_exception(error)
-            return
-        runner = model.runner
-        self._weight_bytes = runner.weight_bytes
-        self._model = model
-        self._loaded.set_result(None)
-        try:
-            while self._read_inbox():
-                self._round(runner, model.info.max_context)
-        finally:
-            self._closing = True
-            self._drain_inbox()
-            for job in self._jobs:
-                job.fail(Unavailable(f"The model '{self.name}' is shutting down."))
-            self._jobs = []
-            with self._gate:  # MLX locks up when models are freed while others compile or are freed
-                runner.close()
+    def _serve(self) -> None:
+        model = self._loaded_model
+        while self._read_inbox():
+            self._round(model.runner, model.info.max_context)
+
+    def _fail_rest(self) -> None:
+        while not self._inbox.empty():
+            if isinstance(message := self._inbox.get(), _Job):
+                self._jobs.append(message)
+        for job in self._jobs:
+            job.fail(Unavailable(f"The model '{self.name}' is shutting down."))
+        self._jobs = []
+
+    def _free(self) -> None:
+        self._loaded_model.runner.close()
 
     def _read_inbox(self) -> bool:
         """Takes all requests, waiting for one if there is nothing to compute. False when it is time to go."""
         while not self._inbox.empty() or not self._jobs:
             message = self._inbox.get()
-            if isinstance(message, _Close):
+            if isinstance(message, Close):
                 return False
             self._heartbeat = time.monotonic()
             self._jobs.append(message)
         return True
-
-    def _drain_inbox(self) -> None:
-        while not self._inbox.empty():
-            if isinstance(message := self._inbox.get(), _Job):
-                self._jobs.append(message)
 
     def _round(self, runner: TextRunner, max_context: int) -> None:
         """Some texts of every request, packed by length, a step at a time."""

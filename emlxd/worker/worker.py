@@ -1,15 +1,11 @@
-"""The thread that owns a model: it loads, runs and frees it, and nothing else touches the device."""
+"""The worker of a model that writes text: requests in, an engine behind, answers out."""
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +24,7 @@ from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model, retuned
 from emlxd.worker.mailbox import Generation, Mailbox
+from emlxd.worker.model_thread import Close, ModelThread
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.scheduler import Scheduler
 from emlxd.worker.sequence import Adapter, Clock, Sequence
@@ -79,42 +76,21 @@ class _Cancel:
     request_id: str
 
 
-class _Close:
-    pass
-
-
-_Message = _Submit | _Cancel | _Close
-
-
-class Worker:
-    """One loaded model. Its methods are for the event loop; the thread behind it is private."""
+class Worker(ModelThread[_Submit | _Cancel]):
+    """One loaded model that writes text."""
 
     def __init__(self, options: WorkerOptions, load: Callable[[], Model], gate: Gate) -> None:
-        """``load`` is called on the worker's thread. Workers on one device share its ``gate``."""
-        self.name = options.name
+        """``load`` is called on the worker's thread."""
+        super().__init__(options.name, gate)
         self._options = options
         self._load = load
-        self._gate = gate
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
-        self._loaded: Future[Model] = Future()
-        self._ended: Future[None] = Future()
         self._model: Model
         self._compiler: GrammarCompiler
         self._dialect: Dialect
-        self._thread = threading.Thread(target=self._run, name=f"worker-{options.name}", daemon=True)
-        # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
-        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{options.name}")
+        self._disk: DiskCache | None = None
         self._engine: Engine | None = None
         self._memory: Mapping[str, int] = {}
-        self._heartbeat = time.monotonic()
-        self._closing = False
-
-    async def start(self) -> None:
-        """Loads the model. Raises what loading raised; the worker is then of no more use."""
-        self._thread.start()
-        await asyncio.wrap_future(self._loaded)
 
     @property
     def info(self) -> ModelInfo:
@@ -130,14 +106,8 @@ class Worker:
         return self._model.adapters
 
     @property
-    def alive(self) -> bool:
-        """Whether the thread still serves requests."""
-        return self._thread.is_alive() and not self._closing
-
-    @property
-    def heartbeat_age(self) -> float:
-        """Seconds since the thread last began a step, or since now when it has nothing to do."""
-        return 0.0 if self._engine is None or self._engine.idle else time.monotonic() - self._heartbeat
+    def busy(self) -> bool:
+        return self._engine is not None and not self._engine.idle
 
     def stats(self) -> WorkerStats | None:
         """How it stands, also after its end; None before its start is done. Waits for nobody."""
@@ -160,14 +130,6 @@ class Worker:
                 inter_token_seconds=meters.inter_token_seconds.read(),
             ),
         )
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
-
-        def encode() -> list[int]:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-        return await self._loop.run_in_executor(self._text, encode)
 
     async def encode_chat(
         self,
@@ -194,7 +156,7 @@ class Worker:
             # The template writes the special tokens out itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await self._loop.run_in_executor(self._text, encode)
+        return await self._in_text_thread(encode)
 
     async def shape(self, prompt: Rows[int], wishes: Wishes) -> Shape:
         """The shape of an answer to ``prompt``, ready to be submitted.
@@ -206,13 +168,14 @@ class Worker:
             end = self.tokenizer.decode(prompt[-THINKING_TAIL:], skip_special_tokens=False)
             return self._dialect.shape(end, wishes)
 
-        return await self._loop.run_in_executor(self._text, shape)
+        return await self._in_text_thread(shape)
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
-        if not self.alive or self._engine is None:
+        engine = self._running_engine
+        if not self.alive:
             raise Unavailable(f"The model '{self.name}' is not available.")
-        queued = self._engine.running + self._engine.waiting + self._inbox.qsize()
+        queued = engine.running + engine.waiting + self._inbox.qsize()
         if queued >= self.info.slots + self._options.max_queue:
             raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
         answers: list[Sequence] = []
@@ -231,15 +194,6 @@ class Worker:
             self._options, max_queue=settings.max_queue, request_timeout=settings.request_timeout
         )
         self._model = retuned(self._model, settings)
-
-    async def close(self) -> None:
-        """Fails what still runs, frees the model and ends the thread."""
-        self._closing = True
-        self._inbox.put(_Close())
-        # Not a join on another thread: that one could not end either if this one is stuck.
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()
-        self._text.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, request: GenerateRequest, generation: Generation, index: int) -> Sequence:
         seed = request.sampling.seed
@@ -274,47 +228,28 @@ class Worker:
     def _cancel(self, request_id: str) -> None:
         self._inbox.put(_Cancel(request_id))
 
-    def _run(self) -> None:
-        try:
-            self._own_model()
-        finally:
-            self._ended.set_result(None)
-
-    def _own_model(self) -> None:
-        try:
-            model = self._load()
-        except BaseException as error:
-            self._loaded.set_exception(error)
-            return
-        scheduler = Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk)
-        pacer = PrefillPacer(self._options.prefill_slice)
+    def _open(self) -> None:
+        model = self._load()
+        runner = model.runner
         self._memory = {
-            "weights": model.runner.weight_bytes,
-            "kv_cache": model.runner.cache_bytes,
-            "prefix_cache": model.runner.prefix_cache_bytes,
+            "weights": runner.weight_bytes,
+            "kv_cache": runner.cache_bytes,
+            "prefix_cache": runner.prefix_cache_bytes,
         }
         self._model = model
         self._compiler = GrammarCompiler(model.tokenizer, model.info.vocab_size)
         template = model.tokenizer.chat_templates.get("default", "")
         self._dialect = Dialect(template, model.tokenizer, self._compiler, self._options.tool_format)
-        disk = self._open_disk(model)
+        self._disk = self._open_disk(model)
         self._engine = Engine(
-            model.runner,
-            scheduler,
-            pacer,
+            runner,
+            Scheduler(slots=model.info.slots, prefill_chunk=self._options.prefill_chunk),
+            PrefillPacer(self._options.prefill_slice),
             self._mailbox,
             max_draft=self._options.max_draft,
             timeout=self._options.request_timeout,
-            disk=disk,
+            disk=self._disk,
         )
-        self._loaded.set_result(model)
-        try:
-            self._serve(self._engine)
-        finally:
-            with self._gate:  # MLX locks up when models are freed while others compile or are freed
-                model.runner.close()
-            if disk:
-                disk.close()
 
     def _open_disk(self, model: Model) -> DiskCache | None:
         options = self._options
@@ -322,15 +257,25 @@ class Worker:
             return None
         return DiskCache(options.disk, self.name, model.fingerprint, options.disk_bytes)
 
-    def _serve(self, engine: Engine) -> None:
-        try:
-            while self._read_inbox(engine):
-                self._heartbeat = time.monotonic()
-                with self._gate:
-                    self._step(engine)
-        finally:
-            self._closing = True
-            engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+    def _serve(self) -> None:
+        while self._read_inbox():
+            self._heartbeat = time.monotonic()
+            with self._gate:
+                self._step(self._running_engine)
+
+    def _fail_rest(self) -> None:
+        self._running_engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+
+    def _free(self) -> None:
+        self._model.runner.close()
+        if self._disk:
+            self._disk.close()
+
+    @property
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise Unavailable(f"The model '{self.name}' is not available.")
+        return self._engine
 
     def _step(self, engine: Engine) -> None:
         started = time.monotonic()
@@ -345,15 +290,16 @@ class Worker:
             log.exception("step failed", model=self.name, requests=engine.request_ids, out_of_memory=shed)
             engine.recover(_fault(self.name, out_of_memory=shed), shed=shed)
 
-    def _read_inbox(self, engine: Engine) -> bool:
+    def _read_inbox(self) -> bool:
         """Takes all messages, waiting for one if there is nothing to compute. False when it is time to go."""
+        engine = self._running_engine
         while not self._inbox.empty() or engine.idle:
             match self._inbox.get():
                 case _Submit(answers):
                     engine.add(answers)
                 case _Cancel(request_id):
                     engine.cancel(request_id)
-                case _Close():
+                case Close():
                     return False
         return True
 

@@ -1,0 +1,126 @@
+"""The life of a thread that owns a model: it loads, runs and frees it; nothing else touches the device."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from emlxd.core import ModelInfo
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.worker.gate import Gate
+
+Message = TypeVar("Message")
+T = TypeVar("T")
+
+
+class Close:
+    """The last message of an inbox."""
+
+
+class ModelThread(ABC, Generic[Message]):
+    """One loaded model. Public methods are for the event loop; what begins with _ and is abstract runs on the
+    thread, but for ``_in_text_thread``.
+    """
+
+    def __init__(self, name: str, gate: Gate) -> None:
+        """Threads on one device share its ``gate``."""
+        self.name = name
+        self._gate = gate
+        self._inbox: queue.SimpleQueue[Message | Close] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._loaded: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
+        # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
+        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{name}")
+        self._heartbeat = time.monotonic()
+        self._closing = False
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo: ...
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether the thread has something to compute."""
+
+    async def start(self) -> None:
+        """Loads the model. Raises what loading raised; the thread is then of no more use."""
+        self._thread.start()
+        await asyncio.wrap_future(self._loaded)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still serves requests."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the thread last began a step, or 0 when it has nothing to do."""
+        return time.monotonic() - self._heartbeat if self.busy else 0.0
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``."""
+        return await self._in_text_thread(
+            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def close(self) -> None:
+        """Fails what still runs, frees the model and ends the thread."""
+        self._closing = True
+        self._inbox.put(Close())
+        # Not a join on another thread: that one could not end either if this one is stuck.
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
+        self._text.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_text_thread(self, work: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._text, work)
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Loads the model. What it raises, ``start`` raises."""
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Reads the inbox until ``Close`` comes."""
+
+    @abstractmethod
+    def _fail_rest(self) -> None:
+        """Fails what is still wanted: nothing more will be computed."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Frees the model."""
+
+    def _run(self) -> None:
+        try:
+            self._own_model()
+        finally:
+            self._ended.set_result(None)
+
+    def _own_model(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(None)
+        try:
+            self._serve()
+        finally:
+            self._closing = True
+            self._fail_rest()
+            with self._gate:  # MLX locks up when models are freed while others compile or are freed
+                self._free()
