@@ -27,6 +27,10 @@ _CONFIG_KEYS: Final[Mapping[str, str]] = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "rope.freq_base": "rope_theta",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
@@ -38,10 +42,12 @@ class GgufRow:
     """How llama.cpp stores a family.
 
     ``permuted``: the rows of q and k in pairs. ``norms_plus_one``: norm weights with the one that the family
-    adds to them. ``config``: further keys of config.json from those already known.
+    adds to them. ``config``: further keys of config.json from those already known. ``with_experts`` is the
+    ``model_type`` of files that have some, if it is another.
     """
 
     model_type: str
+    with_experts: str = ""
     permuted: bool = False
     norms_plus_one: bool = False
     names: Names = field(default_factory=dict)
@@ -59,10 +65,26 @@ def _scalar_of_largest(layers: int) -> Callable[[dict[str, Any]], dict[str, Any]
     return config
 
 
+def _local_experts(c: dict[str, Any]) -> dict[str, Any]:
+    return {"num_local_experts": c["num_experts"]} if c.get("num_experts") else {}
+
+
+def _qwen_experts(c: dict[str, Any]) -> dict[str, Any]:
+    """Older files do not say how wide experts are: together those of a token are as wide as a plain layer."""
+    width = c["intermediate_size"]
+    usual = {
+        "moe_intermediate_size": width // c["num_experts_per_tok"],
+        "shared_expert_intermediate_size": width,
+    }
+    return {key: c.get(key, value) for key, value in usual.items()}
+
+
 ROWS: Final[Mapping[str, GgufRow]] = {
-    "llama": GgufRow("llama", permuted=True),
+    "llama": GgufRow("llama", "mixtral", permuted=True, config=_local_experts),
     "qwen2": GgufRow("qwen2"),
+    "qwen2moe": GgufRow("qwen2_moe", config=_qwen_experts),
     "qwen3": GgufRow("qwen3"),
+    "qwen3moe": GgufRow("qwen3_moe", config=lambda c: _qwen_experts(c) | {"norm_topk_prob": True}),
     "gemma": GgufRow("gemma", norms_plus_one=True),
     "gemma2": GgufRow("gemma2", norms_plus_one=True, config=_scalar_of_largest(46)),
     "gemma3": GgufRow("gemma3_text", norms_plus_one=True, config=_scalar_of_largest(62)),
@@ -97,6 +119,8 @@ class GgufCheckpoint:
             value = self.metadata.get(f"{architecture}.{key}")
             if value is not None:
                 config[name] = value
+        if config.get("num_experts") and self._row.with_experts:
+            config["model_type"] = self._row.with_experts
         if embedding := self._file.tensors.get("token_embd.weight"):
             config["vocab_size"] = embedding.shape[0]
         config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
@@ -144,6 +168,8 @@ class GgufCheckpoint:
             return None
         self._left.discard(stored)
         weight = from_gguf(self._file.tensors[stored], self._file.read(stored), dense)
+        if name.endswith("mlp.shared_expert_gate.weight") and len(weight.shape) == 1:
+            return weight.map_rows(lambda part: part[None])
         if self._row.norms_plus_one and stored.endswith("norm.weight"):
             return Weight(weight.data - 1)
         if self._row.permuted and (match := re.search(r"self_attn\.([qk])_proj", name)):

@@ -42,7 +42,7 @@ listed gives an error that names it. Of a model that also sees or hears, the tex
 
 def page() -> str:
     """The text of docs/models.md."""
-    in_gguf = {row.model_type: architecture for architecture, row in ROWS.items()}
+    in_gguf = {kind: name for name, row in ROWS.items() for kind in (row.model_type, row.with_experts)}
     names = {name: [name, *(a for a, of in ALIASES.items() if of == name)] for name in FAMILIES}
     rows = [
         f"| {', '.join(f'`{name}`' for name in names[key])} | {family.title} | {_code(in_gguf.get(key))} |"

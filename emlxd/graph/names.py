@@ -56,6 +56,14 @@ GGUF: Final[Names] = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.stacked.gate_proj": "ffn_gate_exps",
+    "mlp.stacked.up_proj": "ffn_up_exps",
+    "mlp.stacked.down_proj": "ffn_down_exps",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 
 _LAYER: Final = re.compile(r"(model\.layers\.\d+)\.(.+)")

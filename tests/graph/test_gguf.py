@@ -128,11 +128,55 @@ PHI3: dict[str, Any] = {
         "short_factor": [1.0] * 8,
     },
 }
+
+
+def expert_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+EXPERT_NAMES = {
+    "mlp.gate.": "ffn_gate_inp.",
+    "block_sparse_moe.gate.": "ffn_gate_inp.",
+    "mlp.switch_mlp.gate_proj": "ffn_gate_exps",
+    "mlp.switch_mlp.up_proj": "ffn_up_exps",
+    "mlp.switch_mlp.down_proj": "ffn_down_exps",
+    "block_sparse_moe.switch_mlp.gate_proj": "ffn_gate_exps",
+    "block_sparse_moe.switch_mlp.up_proj": "ffn_up_exps",
+    "block_sparse_moe.switch_mlp.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
 # GGUF architecture -> mlx-lm's module, what differs from the usual config.json, further keys, and names
 CASES: dict[str, tuple[str, dict[str, Any], Write, dict[str, str]]] = {
     "llama": ("llama", {}, lambda *_: None, {}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}, lambda *_: None, {}),
     "qwen3": ("qwen3", {}, lambda *_: None, {}),
+    "llama with experts": (
+        "mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        expert_keys,
+        EXPERT_NAMES,
+    ),
+    "qwen2moe": (
+        "qwen2_moe",
+        EXPERTS | {"shared_expert_intermediate_size": 64},
+        expert_keys,
+        EXPERT_NAMES,
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        expert_keys,
+        EXPERT_NAMES,
+    ),
     "gemma2": ("gemma2", GEMMA2, gemma_keys, {"post_attention_layernorm": "post_attention_norm"}),
     "gemma3": ("gemma3_text", GEMMA3, gemma_keys, {"post_attention_layernorm": "post_attention_norm"}),
     "phi3": ("phi3", PHI3, phi_keys, {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}),
@@ -160,6 +204,7 @@ NAMES = {
 def write_gguf(path: Path, architecture: str) -> Any:
     """A tiny model as llama.cpp's converter writes it, matrices in Q8_0; mlx-lm's model of the same."""
     kind, changes, write, names = CASES[architecture]
+    architecture = architecture.split()[0]
     config = {"model_type": kind} | BASE | changes
     module = importlib.import_module(f"mlx_lm.models.{kind}")
     mx.random.seed(3)
@@ -173,7 +218,7 @@ def write_gguf(path: Path, architecture: str) -> Any:
     rounded = []
     for name, array in tree_flatten(model.parameters()):
         stored = np.array(array)
-        if stored.ndim > 1:
+        if stored.ndim > 1 and not name.endswith(("gate.weight", "shared_expert_gate.weight")):
             blocks = gguf.quants.quantize(stored, gguf.GGMLQuantizationType.Q8_0)
             stored = dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
         rounded.append((name, mx.array(stored)))
@@ -198,9 +243,12 @@ def add_tensor(
         array = permuted(name, array, config)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         array = array + 1
-    for own, theirs in sorted(({"post_attention_layernorm": "ffn_norm"} | names).items(), key=len):
-        name = name.replace(own, theirs)
-    if array.ndim == 1:
+    names = {"post_attention_layernorm": "ffn_norm"} | names
+    for own in sorted(names, key=len, reverse=True):
+        name = name.replace(own, names[own])
+    if "gate_inp" in name:  # small, and llama.cpp keeps it as it is; that of a shared expert is a vector
+        array = array.squeeze()
+    if array.ndim == 1 or "gate_inp" in name:
         writer.add_tensor(name, array)
         return
     kind = gguf.GGMLQuantizationType.Q8_0
