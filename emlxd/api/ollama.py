@@ -1,4 +1,4 @@
-"""Ollama's /api/chat, generate, embed and version, for clients that know no other API.
+"""Ollama's /api/chat, generate, embed, embeddings and version, for clients that know no other API.
 
 Models are those of config.yaml, with weights and contexts as they are there.
 """
@@ -19,7 +19,7 @@ from emlxd.api.generate import Events, Run, count_prompts, lease, submit
 from emlxd.api.logprobs import Json
 from emlxd.api.ollama_models import known_name
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
-from emlxd.api.prompts import chat_prompt, shaped, text_prompt
+from emlxd.api.prompts import Prompt, chat_prompt, shaped, text_prompt
 from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
@@ -65,12 +65,7 @@ def routes(services: Services) -> Blueprint:
     async def embed() -> Response:
         body = validate(ollama_schema.OllamaEmbedBody, await read_object(limit))
         worker, loading = await _leased(services, body.model)
-        if not isinstance(worker, Embedder):
-            raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
-        start, truncate = worker.prompt(None), body.truncate is not False
-        prompts = await read_texts(worker, body.input, "input", start=start, truncate=truncate)
-        vectors = await worker.embed([prompt.tokens for prompt in prompts])
-        count_prompts(services, [len(prompt.tokens) for prompt in prompts])
+        prompts, vectors = await _embed(services, worker, body.input, truncate=body.truncate is not False)
         return json_response(
             {
                 "model": body.model,
@@ -80,6 +75,14 @@ def routes(services: Services) -> Blueprint:
                 "prompt_eval_count": sum(len(prompt.tokens) for prompt in prompts),
             }
         )
+
+    @blueprint.post("/api/embeddings")
+    async def embed_one() -> Response:
+        """The older form, for one text."""
+        body = validate(ollama_schema.OllamaEmbeddingsBody, await read_object(limit))
+        worker, _ = await _leased(services, body.model)
+        _, (vector,) = await _embed(services, worker, [body.prompt], truncate=True)
+        return json_response({"embedding": list(vector)})
 
     @blueprint.get("/api/version")
     async def version() -> Response:
@@ -93,6 +96,18 @@ async def _leased(services: Services, name: str) -> tuple[Worker, float]:
     began = current_exchange().seconds
     worker = await lease(services, known_name(services.registry, name))
     return worker, current_exchange().seconds - began
+
+
+async def _embed(
+    services: Services, worker: Worker, texts: Sequence[str], *, truncate: bool
+) -> tuple[Sequence[Prompt], Sequence[Sequence[float]]]:
+    """The texts as the model read them, and their vectors."""
+    if not isinstance(worker, Embedder):
+        raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
+    prompts = await read_texts(worker, texts, "input", start=worker.prompt(None), truncate=truncate)
+    vectors = await worker.embed([prompt.tokens for prompt in prompts])
+    count_prompts(services, [len(prompt.tokens) for prompt in prompts])
+    return prompts, vectors
 
 
 async def _load(services: Services, name: str, said: Json) -> Response:

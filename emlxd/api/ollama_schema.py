@@ -190,3 +190,7 @@ class OllamaEmbedBody(OllamaBody):
     input: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class OllamaEmbeddingsBody(OllamaBody):
+    prompt: str

@@ -211,6 +211,13 @@ OPERATIONS: Final = (
     ),
     Operation(
         "post",
+        "/api/embeddings",
+        "A text as a vector in Ollama's older form.",
+        _object(embedding=_list({"type": "number"})),
+        (ollama_schema.OllamaEmbeddingsBody,),
+    ),
+    Operation(
+        "post",
         "/api/show",
         "One model in Ollama's form.",
         _object(**OLLAMA_MODEL, capabilities=_list(TEXT), model_info=ANY_OBJECT),

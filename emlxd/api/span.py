@@ -18,6 +18,7 @@ OPERATIONS: Final = MappingProxyType(
         "/api/generate": "text_completion",
         "/v1/embeddings": "embeddings",
         "/api/embed": "embeddings",
+        "/api/embeddings": "embeddings",
         "/v1/rerank": "rerank",
     }
 )

@@ -190,6 +190,8 @@ async def test_embed() -> None:
         assert [len(vector) for vector in answer.embeddings] == [4, 4]
         assert answer.prompt_eval_count == 2 + worker.info.max_context
         assert len((await client.embed("fake", "ab", dimensions=2)).embeddings[0]) == 2
+        first = (await client.embed("fake", "ab")).embeddings[0]
+        assert list((await client.embeddings("fake", "ab")).embedding) == list(first)
         with pytest.raises(ollama.ResponseError, match="maximum context length"):
             await client.embed("fake", "c" * 2000, truncate=False)
         await client.close()
