@@ -32,7 +32,8 @@ def test_every_list_of_models_has_it(daemon: Daemon) -> None:
     served = {model["id"]: model for model in httpx.get(f"{daemon.url}/v1/models").json()["data"]}
     assert served["smol:odd"]["parent"] == "smol"
     assert "parent" not in served["smol"]
-    tags = {model.model: model for model in ollama.Client(daemon.url).list().models}
+    with ollama.Client(daemon.url) as client:
+        tags = {model.model: model for model in client.list().models}
     assert tags["smol:odd"].digest != tags["smol"].digest
     (status,) = httpx.get(f"{daemon.url}/admin/status").json()["models"]
     assert status["adapters"] == ["smol:odd"]
