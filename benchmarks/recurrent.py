@@ -16,7 +16,9 @@ from typing import Any
 
 from emlxd.config import ModelSettings, Source
 from emlxd.core import SamplingParams
+from emlxd.graph import cpu_math
 from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.linear_scan import Tokens, scan
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
 
@@ -24,6 +26,7 @@ from emlxd.graph.runner import MlxRunner
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.gated_delta import gated_delta_ops
 
 PROMPT = [(7 * i * i + 3 * i) % 4096 for i in range(512)]
 DECODED = 64
@@ -102,6 +105,28 @@ def main(rounds: int) -> None:
         print(f"{family:16} {cells[0]:>24} {cells[1]:>24}")
 
 
+def recurrence() -> None:
+    """The recurrence alone, with the heads of Qwen 3 Next: one layer, 512 tokens and 1."""
+    heads, dim = {"q": 16, "k": 16, "v": 32}, 128
+    parts = {name: mx.random.normal((1, 512, count, dim)) for name, count in heads.items()}
+    parts["k"] = parts["k"] / mx.linalg.norm(parts["k"], axis=-1, keepdims=True)
+    decay, beta = (mx.random.uniform(0.8, 1, (1, 512, 32)) for _ in range(2))
+    state = mx.random.normal((1, 32, dim, dim))
+    mx.eval(parts, decay, beta, state)
+    exp = mx.compile(cpu_math.exp)
+    for length in (512, 1):
+        q, k, v, g, b = (x[:, :length] for x in (*parts.values(), decay, beta))
+        tokens = Tokens(q, k, v, mx.log(g), b)
+        ours, theirs = (
+            min(_timed(lambda work=work: mx.eval(*work())) for _ in range(5)) * 1e3
+            for work in (
+                lambda t=tokens: scan(t, state, exp),
+                lambda a=(q, k, v, g, b): gated_delta_ops(*a, state),
+            )
+        )
+        print(f"{length} tokens: {ours:.2f} ms / {theirs:.2f} ms = {theirs / ours:.1f}")
+
+
 def _open(folder: Path, model: Any, config: dict[str, Any]) -> MlxRunner:
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
@@ -154,3 +179,4 @@ def _timed(work: Callable[[], Any]) -> float:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    recurrence()
