@@ -125,6 +125,7 @@ class Residents:
     async def load(self, settings: ModelSettings, needs: Needs) -> Resident:
         """Loads a model once there is room for it. Raises NoRoom, or what loading raises."""
         resident = await self._admit(settings, needs)
+        log.info("loading model", model=settings.name, memory=format_bytes(needs.total))
         started = self._now()
         try:
             await resident.worker.start()
@@ -135,8 +136,7 @@ class Residents:
         self.loads[settings.name, "success"] += 1
         resident.loaded, resident.last_used = True, self._now()
         resident.load_seconds = resident.last_used - started
-        seconds = round(resident.load_seconds, 2)
-        log.info("model loaded", model=settings.name, seconds=seconds, memory=format_bytes(needs.total))
+        log.info("model loaded", model=settings.name, seconds=round(resident.load_seconds, 2))
         return resident
 
     async def _admit(self, settings: ModelSettings, needs: Needs) -> Resident:

@@ -41,7 +41,7 @@ def load_model(settings):
     return Model(info, runner, letters_tokenizer(), None)
 
 footprint.predict = lambda settings, path: Needs(weights=1)
-daemon.fetch = lambda source: Path(".")
+daemon.fetch_model = lambda model: (model, Path("."))
 daemon.make_worker = lambda settings, path, gate: Worker(
     WorkerOptions.of(settings), lambda: load_model(settings), gate
 )
