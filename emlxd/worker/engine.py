@@ -149,6 +149,7 @@ class Engine:
         self.meters.step_batch_size.observe(len(drafts))
         for sequence, tokens in zip(running, found, strict=True):
             sequence.dispatched += len(tokens)
+            self.prefixes.keep_step(sequence, sequence.written)
             if sequence.lookup:
                 sequence.lookup.learn(len(tokens) - 1)
             for token in tokens:
