@@ -1,12 +1,13 @@
-"""How the engine treats many users of the default model: five ratios, each within one run.
+"""How the engine treats many users of the default model: six figures, each within one run.
 
-python benchmarks/engine_under_load.py
+python benchmarks/engine_under_load.py [NUMBER ...]
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 from itertools import pairwise
@@ -25,11 +26,13 @@ SLICE = 0.25  # seconds
 MODEL = load(Path("config/config.yaml")).models[0]
 
 
-async def start(**changes: object) -> Worker:
+async def start(gate: Gate | None = None, **changes: object) -> Worker:
     settings: ModelSettings = MODEL.model_copy(
         update={"max_context": 4096, "max_queue": 256, "prefix_cache": PrefixCacheSettings(bytes=0)} | changes
     )
-    worker = Worker(WorkerOptions.of(settings), lambda: load_model(settings, fetch(settings.source)), Gate())
+    worker = Worker(
+        WorkerOptions.of(settings), lambda: load_model(settings, fetch(settings.source)), gate or Gate()
+    )
     await worker.start()
     for rows in (1, settings.slots):  # traces and compiles
         await asyncio.gather(*(run(worker, words(300, n), 4) for n in range(rows)))
@@ -142,12 +145,39 @@ async def drafts() -> None:
     )
 
 
-async def main() -> None:
-    await long_prompt_beside_a_stream()
-    await shared_prefix()
-    await sixty_four_on_four_slots()
-    await everything_sampled()
-    await drafts()
+async def second_model_loads() -> None:
+    gate = Gate()
+    worker = await start(gate, slots=4)
+    stream = asyncio.create_task(run(worker, words(20, 1), 300))
+    await asyncio.sleep(3)
+    begun = time.perf_counter()
+    settings = MODEL.model_copy(update={"name": "second", "slots": 4, "max_context": 4096})
+    other = Worker(
+        WorkerOptions.of(settings), lambda: load_model(settings, fetch(settings.source), gate), gate
+    )
+    await other.start()
+    loading = time.perf_counter() - begun
+    times = await stream
+    usual, longest = statistics.median(gaps(times)), max(gaps(times))
+    print(f"6. gaps while a second model loads, which takes {loading:.1f} s: usual {usual:.3f} s,")
+    print(f"   longest {longest:.3f} s")
+    await other.close()
+    await worker.close()
 
 
-asyncio.run(main())
+FIGURES = (
+    long_prompt_beside_a_stream,
+    shared_prefix,
+    sixty_four_on_four_slots,
+    everything_sampled,
+    drafts,
+    second_model_loads,
+)
+
+
+async def main(numbers: list[int]) -> None:
+    for number in numbers or range(1, len(FIGURES) + 1):
+        await FIGURES[number - 1]()
+
+
+asyncio.run(main([int(number) for number in sys.argv[1:]]))
