@@ -64,9 +64,9 @@ class Device:
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
 
-    def fused_decoder(self, model: Transformer, max_context: int) -> FusedDecoder | None:
+    def fused_decoder(self, model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
         """A decode step in one kernel, where there is one for this device and ``model``."""
-        return FusedDecoder.of(model, max_context) if self.kind == "cuda" else None
+        return FusedDecoder.of(model, slots=slots, max_context=max_context) if self.kind == "cuda" else None
 
     @property
     def lanes(self) -> int:

@@ -46,6 +46,9 @@ def open_runner(
         step_tokens=step_tokens(settings),
         turn=turn,
     )
+    fused = None
+    if settings.compile:
+        fused = device.fused_decoder(model, slots=settings.slots, max_context=max_context)
     return MlxRunner(
         model,
         slots=settings.slots,
@@ -53,7 +56,7 @@ def open_runner(
         compile=settings.compile,
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
-        fused=device.fused_decoder(model, max_context) if settings.compile else None,
+        fused=fused,
     )
 
 

@@ -52,8 +52,6 @@ class MlxRunner:
         self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile, fused=fused)
         self.reset()
-        if fused:
-            fused.prepare(slots, self._cache.layers)
 
     def reset(self) -> None:
         """Forgets all sequences and blocks, as is needed after a step has failed half-way."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from structlog.testing import capture_logs
 
 from emlxd.graph import random_model
 from emlxd.graph.attention import Place
@@ -21,7 +22,6 @@ from emlxd.graph.kv_cache import empty_layers
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.transformer import Transformer
 
-HOPPER = mx.cuda.is_available() and mx.device_info().get("compute_capability_major") == 9
 CONTEXT = 1024
 LLAMA = {
     "hidden_size": 256,
@@ -104,7 +104,24 @@ def test_buffers_do_not_overlap_and_a_kernel_serves_eight_rows() -> None:
     assert shape.splits(32, 1024) == 2
 
 
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs an NVIDIA GPU of compute capability 9")
+def test_a_kernel_that_cannot_be_compiled_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> list[int]:
+        raise RuntimeError("Failed to compile kernel: cuda_bf16.h not found")
+
+    monkeypatch.setattr(fused_decoder, "_on_hopper", lambda: True)
+    monkeypatch.setattr(fused_decoder, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(fused_decoder, "_addresses", fail)
+    with capture_logs() as logs:
+        assert FusedDecoder.of(load(tmp_path, monkeypatch, None), slots=8, max_context=CONTEXT) is None
+    assert [entry["event"] for entry in logs] == ["decoding without the fused kernel"]
+    assert "cuda_bf16.h" in logs[0]["error"]
+
+
+needs_hopper = pytest.mark.skipif(
+    not fused_decoder._on_hopper(), reason="needs an NVIDIA GPU of compute capability 9"
+)
 
 
 @pytest.fixture(params=[(None, {}), (4, {"model_type": "qwen3"} | QWEN)], ids=["bfloat16", "4 bits"])
@@ -118,7 +135,7 @@ def model(
 @needs_hopper
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 32])
 def test_computes_what_mlx_computes(model: Transformer, rows: int) -> None:
-    fused = FusedDecoder.of(model, CONTEXT)
+    fused = FusedDecoder.of(model, slots=32, max_context=CONTEXT)
     assert fused is not None
     starts = mx.array([(row * 53) % 300 + 5 for row in range(rows)], mx.int32)
     prompt = mx.random.randint(0, 4096, (rows, 320))
@@ -145,7 +162,7 @@ def test_computes_what_mlx_computes(model: Transformer, rows: int) -> None:
 
 @needs_hopper
 def test_a_row_that_does_not_decode_writes_nothing(model: Transformer) -> None:
-    fused = FusedDecoder.of(model, CONTEXT)
+    fused = FusedDecoder.of(model, slots=32, max_context=CONTEXT)
     assert fused is not None
     kept = empty_layers(model.spec, 2, CONTEXT, model.dtype)
     at = mx.array([3, 5], mx.int32)

@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Final, cast
 
 import mlx.core as mx
+import structlog
 
 from emlxd.graph.cuda.shape import MAX_ROWS, TILE, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import Block, blocks_of
@@ -22,7 +23,10 @@ from emlxd.graph.kv_cache import LayerArrays
 from emlxd.graph.layers import Linear, Norm
 from emlxd.graph.transformer import Transformer
 
+log = structlog.get_logger(__name__)
+
 THREADS: Final = 512
+LOGGED: Final = 500  # characters of a compiler's complaint
 _STORE, _ADD, _GATE, _LOGITS = range(4)  # ``Phase::Kind`` of decode.cuh
 _HOPPER: Final = 9  # compute capability of the devices that the kernel has run on
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -47,18 +51,25 @@ class FusedDecoder:
         mx.eval(self._table, self._scratch)
 
     @staticmethod
-    def of(model: Transformer, max_context: int) -> FusedDecoder | None:
-        """For ``model``, unless it or the device has something that the kernel does not know."""
-        if mx.device_info()["compute_capability_major"] != _HOPPER:
+    def of(model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
+        """For ``model``, compiled, which takes seconds; None if the kernel does not know it or the device."""
+        blocks = blocks_of(model) if _on_hopper() else None
+        if blocks is None:
             return None
-        blocks = blocks_of(model)
-        return None if blocks is None else FusedDecoder(model, blocks, max_context)
+        try:
+            fused = FusedDecoder(model, blocks, max_context)
+            fused.prepare(slots)
+        except RuntimeError as error:  # MLX compiles with headers of CUDA that may be missing or others
+            log.warning("decoding without the fused kernel", error=str(error)[:LOGGED])
+            return None
+        return fused
 
-    def prepare(self, rows: int, kept: LayerArrays) -> None:
-        """Compiles the kernels for up to ``rows`` rows, which takes seconds each."""
+    def prepare(self, rows: int) -> None:
+        """Compiles the kernels for up to ``rows`` rows. Raises RuntimeError."""
+        nobody = [[mx.zeros((1,), mx.bfloat16)] * 2] * self._shape.layers
         for some in {KernelShape.of(self._shape, n + 1): n + 1 for n in range(min(rows, MAX_ROWS))}.values():
             nothing = mx.zeros((some,), mx.int32)
-            mx.eval(self.logits(nothing, nothing, nothing, 1, kept))
+            mx.eval(self.logits(nothing, nothing, nothing, 1, nobody))
 
     def logits(
         self, tokens: mx.array, positions: mx.array, lengths: mx.array, window: int, kept: LayerArrays
@@ -87,6 +98,10 @@ class FusedDecoder:
 
     def takes(self, rows: int) -> bool:
         return rows <= MAX_ROWS
+
+
+def _on_hopper() -> bool:
+    return mx.device_info().get("compute_capability_major") == _HOPPER
 
 
 def _shape_of(model: Transformer, blocks: Sequence[Block], max_context: int) -> DecoderShape:
