@@ -127,4 +127,4 @@ def test_a_broken_file_is_told_in_the_log_and_changes_nothing(tmp_path: Path) ->
         process.path.write_text("models: [{name: m, sorce: {}}]")
         process.until(lambda: "the old configuration stays" in process.log.read_text())
         assert process.served() == ["m"]
-        assert "emlxd_config_last_reload_successful 0.0" in process.http.get("/metrics").text
+        assert "emlxd_config_last_reload_successful 0" in process.http.get("/metrics").text
