@@ -37,7 +37,9 @@ class Done:
 class Instant:
     """A runner whose steps are over when they begin."""
 
-    blocks = 0
+    blocks = block_bytes = checkpoints = checkpoint_bytes = 0
+    weight_bytes = cache_bytes = prefix_cache_bytes = traces = 0
+    recurrent, ring, slack = False, None, 8192
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
