@@ -6,6 +6,7 @@ the file before it is used, so a damaged file gives ``ModelFormatError`` and not
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from emlxd.errors import ModelFormatError
 
 MAGIC: Final = b"GGUF"
 MAX_RANK: Final = 4
+MAX_DIMENSION: Final = 2**31 - 1  # of an array in MLX
 MAX_NESTING: Final = 4
 
 _SCALARS: Final[Mapping[int, str]] = {
@@ -141,9 +143,9 @@ class _Reader:
         if block is None:
             known = ", ".join(sorted(b.name for b in BLOCK_TYPES.values()))
             raise self._error(f"tensor '{name}' has the unsupported type {kind}, supported are {known}")
-        count = 1
-        for dimension in shape:
-            count *= dimension
+        if not all(0 < dimension <= MAX_DIMENSION for dimension in shape):
+            raise self._error(f"tensor '{name}' has the shape {shape}, expected 1 to {MAX_DIMENSION} each")
+        count = math.prod(shape)
         if count % block.weights or (shape and shape[-1] % block.weights):
             raise self._error(f"tensor '{name}' of shape {shape} does not divide into {block.name} blocks")
         nbytes = count // block.weights * block.bytes

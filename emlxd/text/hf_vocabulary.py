@@ -25,6 +25,7 @@ def load(folder: Path) -> Vocabulary:
     # Qwen's tokenizers have these settings and do not mind them: tokenizer.json says what is added.
     minds = not str(config.get("tokenizer_class")).startswith("Qwen")
     if minds and ("add_bos_token" in config or "add_eos_token" in config):
+        _check_known(folder, backend, {"bos_token": bos, "eos_token": eos}, config)
         add_bos_and_eos(
             backend,
             bos if config.get("add_bos_token") else None,
@@ -39,13 +40,24 @@ def load(folder: Path) -> Vocabulary:
     )
 
 
+def _check_known(
+    folder: Path, backend: Backend, named: Mapping[str, str | None], config: Mapping[str, Any]
+) -> None:
+    """Raises ModelFormatError if a token that each text is to get is not in the vocabulary."""
+    for name, token in named.items():
+        if config.get(f"add_{name}") and token is not None and backend.token_to_id(token) is None:
+            raise ModelFormatError(f"{folder}: {name} is {token!r}, which tokenizer.json does not have")
+
+
 def _read_backend(folder: Path) -> Backend:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelFormatError(f"{folder} has no tokenizer, expected the file tokenizer.json in it")
     try:
         backend = Backend.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises plain Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, or a panic in Rust, which is not even that
         raise ModelFormatError(f"{path} is not a tokenizer that can be read: {error}") from error
     # Limits saved during training would cut prompts without a word.
     backend.no_truncation()
@@ -80,9 +92,12 @@ def _end_ids(folder: Path, eos_id: int | None) -> frozenset[int]:
     ids = _read_json(folder / "generation_config.json").get("eos_token_id")
     if ids is None:
         config = _read_json(folder / "config.json")
-        ids = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
-    listed = ids if isinstance(ids, list) else [ids]
-    return frozenset(id for id in [*listed, eos_id] if id is not None)
+        inner = config.get("text_config")
+        ids = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(isinstance(id, int) for id in listed):
+        raise ModelFormatError(f"{folder}: eos_token_id is {ids!r}, expected a token's id or a list of them")
+    return frozenset(listed if eos_id is None else [*listed, eos_id])
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
@@ -97,10 +112,17 @@ def chat_templates(folder: Path) -> dict[str, str]:
         if isinstance(source, str):
             templates["default"] = source
         elif isinstance(source, list):
-            templates |= {entry["name"]: entry["template"] for entry in source}
+            templates |= dict(_named_template(folder, entry) for entry in source)
     main = folder / "chat_template.jinja"
     if main.is_file():
         templates["default"] = main.read_text("utf-8")
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
         templates[path.stem] = path.read_text("utf-8")
     return templates
+
+
+def _named_template(folder: Path, entry: Any) -> tuple[str, str]:
+    match entry:
+        case {"name": str(name), "template": str(template)}:
+            return name, template
+    raise ModelFormatError(f"{folder}: expected a name and a template in the chat template {entry!r:.80}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,17 @@ def test_an_architecture_without_a_row_is_named(tmp_path: Path) -> None:
         ModelFormatError, match=r"'mamba' is not supported in GGUF files, supported are: gemma"
     ):
         open_checkpoint(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2**47, 0), (0,)])
+def test_a_shape_without_room_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """No bytes in all, so the file is long enough for any of them."""
+    sizes = b"".join(struct.pack("<Q", size) for size in shape)
+    tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", 0, 0)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(64))
+    with pytest.raises(ModelFormatError, match="tensor 't' has the shape"):
+        GgufFile(path)
 
 
 @pytest.fixture(scope="module")

@@ -289,6 +289,23 @@ class TestFolder:
         assert str(tmp_path) in caught.value.message
         assert "tokenizer.json" in caught.value.message
 
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("tokenizer_config.json", '{"add_bos_token": true, "bos_token": "<none>"}', "'<none>', which"),
+            ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "a name and a template"),
+            ("tokenizer_config.json", '{"chat_template": [3]}', "a name and a template"),
+            ("generation_config.json", '{"eos_token_id": ["2"]}', "expected a token's id"),
+            ("config.json", '{"eos_token_id": {"a": 1}}', "expected a token's id"),
+        ],
+    )
+    def test_a_setting_of_the_wrong_kind(self, folder: Path, name: str, content: str, says: str) -> None:
+        (folder / name).write_text(content, "utf-8")
+        if name == "config.json":
+            (folder / "generation_config.json").unlink(missing_ok=True)
+        with pytest.raises(ModelFormatError, match=says):
+            Tokenizer.from_folder(folder)
+
     @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
     @pytest.mark.parametrize("content", ["{", "[]"])
     def test_damaged_file_is_named(self, folder: Path, name: str, content: str) -> None:
