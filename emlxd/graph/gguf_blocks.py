@@ -11,6 +11,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from emlxd.graph import gguf_lattices as lattices
 from emlxd.graph.gguf import TensorInfo
 from emlxd.graph.weights import Quantization, Weight, quantize
 
@@ -22,6 +23,7 @@ _PLAIN: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 KEPT_BITS: Final[Mapping[str, int]] = {
     "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "IQ4_NL": 8, "IQ4_XS": 8,
     "Q2_K": 8, "Q3_K": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
+    "IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 8, "IQ3_S": 8,
 }  # fmt: skip
 """Bits of a weight where the tensor is not made dense; its groups have 32 of them."""
 
@@ -196,4 +198,11 @@ _APART: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "IQ1_S": lambda blocks: Groups(*lattices.iq1_s(blocks), 8),
+    "IQ1_M": lambda blocks: Groups(*lattices.iq1_m(blocks), 8),
+    "IQ2_XXS": lambda blocks: Groups(*lattices.iq2_xxs(blocks), 8),
+    "IQ2_XS": lambda blocks: Groups(*lattices.iq2_xs(blocks), 8),
+    "IQ2_S": lambda blocks: Groups(*lattices.iq2_s(blocks), 8),
+    "IQ3_XXS": lambda blocks: Groups(*lattices.iq3_xxs(blocks), 8),
+    "IQ3_S": lambda blocks: Groups(*lattices.iq3_s(blocks), 8),
 }

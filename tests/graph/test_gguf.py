@@ -35,6 +35,7 @@ PLAIN = {"F32", "F16", "BF16"}
 HALF_AT = {  # where a block of the type keeps 16-bit floats
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
+    "IQ1_S": [0], "IQ1_M": [], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0],
 }  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def random_blocks(name: str) -> tuple[TensorInfo, bytes, np.ndarray[Any, Any]]:
     for at in HALF_AT[name]:
         scales = rng.uniform(-1, 1, raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if name == "IQ1_M":  # whose float is spread over four words
+        raw[..., 55] &= 0x3F
     raw = raw.reshape(ROWS, -1)
     info = TensorInfo("t", (ROWS, 512), block, 0, raw.size)
     return info, raw.tobytes(), dequantize(raw, gguf.GGMLQuantizationType(kind))
@@ -62,7 +65,14 @@ def test_blocks_become_the_values_that_the_gguf_package_reads(name: str) -> None
     np.testing.assert_allclose(dense, expected, rtol=1e-6, atol=1e-6 * largest)
     kept = from_gguf(info, raw)
     assert kept.quantization == Quantization(32, KEPT_BITS[name])
-    exact = name not in ("Q2_K", "Q3_K", "Q6_K")  # groups of 16, which MLX has not
+    exact = name not in (
+        "Q2_K",
+        "Q3_K",
+        "Q6_K",
+        "IQ1_M",
+        "IQ2_XS",
+        "IQ2_S",
+    )  # groups of 16, which MLX has not
     np.testing.assert_allclose(
         np.array(kept.dense(mx.float32).data), expected, atol=(2e-3 if exact else 1e-2) * largest
     )
