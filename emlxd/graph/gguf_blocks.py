@@ -17,6 +17,7 @@ from emlxd.graph.weights import Quantization, Weight, quantize
 
 _NEAREST: Final = Quantization(group_size=32, bits=8)
 _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4_HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _PLAIN: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 
@@ -24,6 +25,7 @@ KEPT_BITS: Final[Mapping[str, int]] = {
     "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "IQ4_NL": 8, "IQ4_XS": 8,
     "Q2_K": 8, "Q3_K": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
     "IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 8, "IQ3_S": 8,
+    "MXFP4": 8,
 }  # fmt: skip
 """Bits of a weight where the tensor is not made dense; its groups have 32 of them."""
 
@@ -185,6 +187,15 @@ def _iq4_xs(blocks: mx.array) -> Groups:
     return _iq4(_nibbles(blocks[:, 8:].reshape(-1, 16)), scales)
 
 
+def _mxfp4(blocks: mx.array) -> Groups:
+    """Sixteen values between -6 and 6, held as halves, times a power of two that is a float's exponent."""
+    values = mx.array([value + 12 for value in _MXFP4_HALVES], dtype=mx.uint8)
+    power = blocks[:, :1].astype(mx.uint32)
+    bits = mx.where(power < 2, mx.array(0x200000, mx.uint32) << power, (power - 1) << 23)
+    scales = bits.view(mx.float32)
+    return Groups(values[_nibbles(blocks[:, 1:])], scales, scales * -12, 8)
+
+
 _APART: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -198,6 +209,7 @@ _APART: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
     "IQ1_S": lambda blocks: Groups(*lattices.iq1_s(blocks), 8),
     "IQ1_M": lambda blocks: Groups(*lattices.iq1_m(blocks), 8),
     "IQ2_XXS": lambda blocks: Groups(*lattices.iq2_xxs(blocks), 8),

@@ -66,7 +66,10 @@ def _scalar_of_largest(layers: int) -> Callable[[dict[str, Any]], dict[str, Any]
 
 
 def _local_experts(c: dict[str, Any]) -> dict[str, Any]:
-    return {"num_local_experts": c["num_experts"]} if c.get("num_experts") else {}
+    if not c.get("num_experts"):
+        return {}
+    width = c.get("moe_intermediate_size") or c["intermediate_size"]
+    return {"num_local_experts": c["num_experts"], "intermediate_size": width}
 
 
 def _qwen_experts(c: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +91,7 @@ ROWS: Final[Mapping[str, GgufRow]] = {
     "gemma": GgufRow("gemma", norms_plus_one=True),
     "gemma2": GgufRow("gemma2", norms_plus_one=True, config=_scalar_of_largest(46)),
     "gemma3": GgufRow("gemma3_text", norms_plus_one=True, config=_scalar_of_largest(62)),
+    "gpt-oss": GgufRow("gpt_oss", names={"mlp_in": "post_attention_norm"}, config=_local_experts),
     "phi3": GgufRow("phi3", names={"mlp.gate_up_proj": "ffn_up"}),
 }
 
@@ -179,6 +183,8 @@ class GgufCheckpoint:
         return weight
 
     def stored_name(self, name: str) -> str:
+        if name.endswith(".self_attn.sinks"):
+            name = name.replace(".sinks", ".sinks.weight")
         stem, _, kind = name.rpartition(".")
         stored = stored_stems(stem, self._names)[0]
         return f"{stored.replace('model.layers.', 'blk.')}.{kind}"

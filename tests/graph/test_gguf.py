@@ -27,7 +27,7 @@ from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.weights import Quantization
 from tests.graph import tiny
-from tests.graph.tiny_families import BASE
+from tests.graph.tiny_families import BASE, YARN
 
 ROWS = 6
 PROMPT = [(7 * i * i + 3 * i) % 160 for i in range(40)]
@@ -36,6 +36,7 @@ HALF_AT = {  # where a block of the type keeps 16-bit floats
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
     "IQ1_S": [0], "IQ1_M": [], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0],
+    "MXFP4": [],
 }  # fmt: skip
 
 
@@ -50,6 +51,8 @@ def random_blocks(name: str) -> tuple[TensorInfo, bytes, np.ndarray[Any, Any]]:
         raw[..., at : at + 2] = scales[..., None].view(np.uint8)
     if name == "IQ1_M":  # whose float is spread over four words
         raw[..., 55] &= 0x3F
+    if name == "MXFP4":  # an exponent, of which few make floats that add up
+        raw[..., 0] = 120 + raw[..., 0] % 16
     raw = raw.reshape(ROWS, -1)
     info = TensorInfo("t", (ROWS, 512), block, 0, raw.size)
     return info, raw.tobytes(), dequantize(raw, gguf.GGMLQuantizationType(kind))
@@ -151,6 +154,7 @@ def expert_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+PLAIN_ENDS = ("gate.weight", "router.weight", "bias")
 EXPERT_NAMES = {
     "mlp.gate.": "ffn_gate_inp.",
     "block_sparse_moe.gate.": "ffn_gate_inp.",
@@ -164,6 +168,31 @@ EXPERT_NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+
+
+def gpt_oss_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    expert_keys(writer, config)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(config["rope_scaling"]["factor"])
+    writer.add_rope_scaling_orig_ctx_len(config["rope_scaling"]["original_max_position_embeddings"])
+
+
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "rope_scaling": YARN | {"factor": 8.0},
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GPT_OSS_NAMES = {
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "self_attn.sinks": "attn_sinks.weight",
+    "post_attention_layernorm": "post_attention_norm",
 }
 # GGUF architecture -> mlx-lm's module, what differs from the usual config.json, further keys, and names
 CASES: dict[str, tuple[str, dict[str, Any], Write, dict[str, str]]] = {
@@ -188,6 +217,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Write, dict[str, str]]] = {
         expert_keys,
         EXPERT_NAMES,
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS, gpt_oss_keys, GPT_OSS_NAMES),
     "gemma2": ("gemma2", GEMMA2, gemma_keys, {"post_attention_layernorm": "post_attention_norm"}),
     "gemma3": ("gemma3_text", GEMMA3, gemma_keys, {"post_attention_layernorm": "post_attention_norm"}),
     "phi3": ("phi3", PHI3, phi_keys, {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}),
@@ -229,7 +259,7 @@ def write_gguf(path: Path, architecture: str) -> Any:
     rounded = []
     for name, array in tree_flatten(model.parameters()):
         stored = np.array(array)
-        if stored.ndim > 1 and not name.endswith(("gate.weight", "shared_expert_gate.weight")):
+        if stored.ndim > 1 and not name.endswith(PLAIN_ENDS):
             blocks = gguf.quants.quantize(stored, gguf.GGMLQuantizationType.Q8_0)
             stored = dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
         rounded.append((name, mx.array(stored)))
@@ -259,7 +289,7 @@ def add_tensor(
         name = name.replace(own, names[own])
     if "gate_inp" in name:  # small, and llama.cpp keeps it as it is; that of a shared expert is a vector
         array = array.squeeze()
-    if array.ndim == 1 or "gate_inp" in name:
+    if array.ndim == 1 or "gate_inp" in name or name.endswith("bias"):
         writer.add_tensor(name, array)
         return
     kind = gguf.GGMLQuantizationType.Q8_0
