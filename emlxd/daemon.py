@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -26,25 +27,32 @@ from emlxd.reload.reloader import Reloader
 from emlxd.reload.watch import changes
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
-from emlxd.sources import fetch_model
+from emlxd.sources import Progress, fetch_model
 from emlxd.tracing import open_tracer
 from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import AnyWorker, make_worker
 
+REPORTED_EVERY: Final = 0.1  # seconds, while models load
 STUCK: Final = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
 
 _log = structlog.get_logger("emlxd.daemon")
 
 
-def run(settings: Settings, path: Path) -> None:
+Shown = Callable[[], AbstractContextManager[Progress]]
+"""Shows, while it is open, what is reported to it."""
+
+
+def run(settings: Settings, path: Path, shown: Shown | None = None) -> None:
     """Serve what ``settings`` say until told to stop; the file at ``path`` is where they came from.
+
+    ``shown`` is told how far the models are that are loaded at the start.
 
     Raises UserError for what the user can mend. Where a worker is stuck the process ends with status 70.
     """
     listener = bind(settings.server)
     try:
-        clean = asyncio.run(_run(settings, path, listener))
+        clean = asyncio.run(_run(settings, path, listener, shown))
     except ServerFault as fault:
         _log.critical("giving up", reason=fault.message)
         _end_now(STUCK)
@@ -59,7 +67,7 @@ def _end_now(status: int) -> None:
     os._exit(status)
 
 
-async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
+async def _run(settings: Settings, path: Path, listener: socket.socket, shown: Shown | None) -> bool:
     """Whether every worker has ended."""
     from emlxd import footprint
     from emlxd.graph import BLAS, device
@@ -89,7 +97,7 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
     )
     front.operator = Operator(registry, reloader, footprint.memory_use)
     tasks = (
-        registry.load,
+        lambda: load_shown(registry, footprint.memory_use, shown) if shown else registry.load(),
         registry.watch,
         lambda: _reload_on_change(reloader),
         lambda: _reload_on_hangup(reloader),
@@ -101,6 +109,31 @@ async def _run(settings: Settings, path: Path, listener: socket.socket) -> bool:
         if tracer is not None:
             tracer.close()
     return clean
+
+
+async def load_shown(registry: Registry, memory_use: Callable[[], Mapping[str, int]], shown: Shown) -> None:
+    """Loads what is wanted at the start. Reported are the bytes that are there of those that it will take."""
+    with shown() as report:
+        reporter = asyncio.create_task(_report_loading(registry, memory_use, report))
+        try:
+            await registry.load()
+        finally:
+            reporter.cancel()
+
+
+async def _report_loading(
+    registry: Registry, memory_use: Callable[[], Mapping[str, int]], report: Progress
+) -> None:
+    current, before = None, 0
+    while True:
+        loading = next((resident for resident in registry.residents if not resident.loaded), None)
+        if loading is not current:
+            current, before = loading, memory_use()["active"]
+        if loading is not None:
+            report(
+                f"loading {loading.settings.name}", max(memory_use()["active"] - before, 0), loading.nbytes
+            )
+        await asyncio.sleep(REPORTED_EVERY)
 
 
 def _make_registry(settings: Settings) -> Registry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -20,6 +21,18 @@ _QUIET = {
     "httpx2": logging.WARNING,
     "httpcore": logging.WARNING,
 }
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at the time: at times a progress bar's, which shows lines above it."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
 
 
 def configure(settings: LogSettings) -> None:
@@ -46,7 +59,7 @@ def configure(settings: LogSettings) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()],

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx
 import pytest
 
+from emlxd.daemon import load_shown
 from tests.daemon import free_port
+from tests.residents import House, model
 
 SCRIPT = """
 import sys, threading
@@ -48,6 +51,29 @@ daemon.make_worker = lambda settings, path, gate: Worker(
 path = Path(sys.argv[1])
 daemon.run(load(path), path)
 """
+
+
+async def test_what_is_loaded_at_the_start_is_shown_by_its_bytes() -> None:
+    house = House()
+    house.gate.clear()
+    registry = house.registry(model("a"), model("b", load="on_demand"))
+    active = iter([50, *range(50, 1000, 10)])
+    reports: list[tuple[str, int, int | None]] = []
+    shown = asyncio.Event()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        reports.append((what, done, total))
+        if len(reports) == 3:
+            shown.set()
+
+    loading = asyncio.create_task(
+        load_shown(registry, lambda: {"active": next(active)}, lambda: nullcontext(report))
+    )
+    await shown.wait()
+    house.gate.set()
+    await loading
+    assert reports[:3] == [("loading a", 0, 100), ("loading a", 10, 100), ("loading a", 20, 100)]
+    assert house.starts == ["a"]
 
 
 class Process:

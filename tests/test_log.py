@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,3 +125,11 @@ def test_a_traceback_does_not_show_local_variables(capsys, format):
     text = capsys.readouterr().err
     assert "ValueError" in text
     assert "hunter2" not in text
+
+
+def test_lines_go_where_standard_error_is_at_the_time(monkeypatch):
+    configure(LogSettings(format="json"))
+    elsewhere = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", elsewhere)
+    structlog.get_logger().info("above the bar")
+    assert json.loads(elsewhere.getvalue())["message"] == "above the bar"

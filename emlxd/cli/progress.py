@@ -1,4 +1,4 @@
-"""A download's progress as one line on the terminal."""
+"""How far a download or a load is, as one line on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Gives what ``sources.fetch`` reports to. Draws on standard error, and only if that is a terminal."""
+    """Gives what is told of bytes done, as ``sources.fetch`` does.
+
+    Draws on standard error, and only if that is a terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar

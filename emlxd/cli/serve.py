@@ -13,10 +13,11 @@ def serve(config: ConfigOption = None) -> None:
     settings = load(path)
 
     from emlxd import log
+    from emlxd.cli.progress import progress_bar
     from emlxd.cli.pull import fetch_missing
     from emlxd.daemon import run
 
     log.configure(settings.log)
     # The others are fetched when they are wanted, and may fail then.
     fetch_missing(model for model in settings.models if model.load == "startup" and model.required)
-    run(settings, path)
+    run(settings, path, progress_bar)

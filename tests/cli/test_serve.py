@@ -14,7 +14,9 @@ def steps(monkeypatch):
     steps = []
     monkeypatch.setattr(log, "configure", lambda settings: steps.append(("log", settings.level)))
     monkeypatch.setattr(sources, "fetch", lambda source, progress: steps.append(("fetch", source.path.name)))
-    monkeypatch.setattr(daemon, "run", lambda settings, path: steps.append(("run", settings.server.port)))
+    monkeypatch.setattr(
+        daemon, "run", lambda settings, path, shown: steps.append(("run", settings.server.port))
+    )
     return steps
 
 
@@ -52,7 +54,7 @@ def test_a_model_that_cannot_be_fetched_ends_it_before_it_serves(emlxd, config, 
 
 
 def test_what_the_server_cannot_do_is_one_line(emlxd, config, steps, monkeypatch):
-    def run(settings, path):
+    def run(settings, path, shown):
         raise UserError("Port 9000 is in use.")
 
     config()
