@@ -25,7 +25,7 @@ KEPT_BITS: Final[Mapping[str, int]] = {
     "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "IQ4_NL": 8, "IQ4_XS": 8,
     "Q2_K": 8, "Q3_K": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
     "IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 8, "IQ3_S": 8,
-    "MXFP4": 8,
+    "MXFP4": 4,
 }  # fmt: skip
 """Bits of a weight where the tensor is not made dense; its groups have 32 of them."""
 
@@ -48,7 +48,10 @@ def from_gguf(info: TensorInfo, raw: bytes, dense: mx.Dtype | None = None) -> We
     data = mx.array(memoryview(raw))  # type: ignore[arg-type]
     if plain := _PLAIN.get(info.block.name):
         return Weight(data.view(plain).reshape(info.shape).astype(dense or plain))
-    groups = _APART[info.block.name](data.reshape(-1, info.block.bytes))
+    blocks = data.reshape(-1, info.block.bytes)
+    if info.block.name == "MXFP4" and dense is None:
+        return _packed_mxfp4(blocks, info.shape)
+    groups = _APART[info.block.name](blocks)
     exact = groups.numbers.shape[-1] == 32
     if dense is None and exact:
         return _packed(groups, info.shape)
@@ -72,6 +75,18 @@ def _packed(groups: Groups, shape: tuple[int, ...]) -> Weight:
         groups.scales.reshape(*rows, -1),
         groups.biases.reshape(*rows, -1),
         Quantization(group_size=32, bits=groups.bits),
+    )
+
+
+def _packed_mxfp4(blocks: mx.array, shape: tuple[int, ...]) -> Weight:
+    """The same numbers and powers in MLX's order."""
+    numbers = _nibbles(blocks[:, 1:])
+    numbers = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
+    return Weight(
+        mx.contiguous(numbers.reshape(*shape[:-1], -1)).view(mx.uint32),
+        mx.contiguous(blocks[:, 0].reshape(*shape[:-1], -1)),
+        None,
+        Quantization(group_size=32, bits=4, mode="mxfp4"),
     )
 
 

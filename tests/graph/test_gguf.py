@@ -67,7 +67,8 @@ def test_blocks_become_the_values_that_the_gguf_package_reads(name: str) -> None
     dense = np.array(from_gguf(info, raw, mx.float32).data)
     np.testing.assert_allclose(dense, expected, rtol=1e-6, atol=1e-6 * largest)
     kept = from_gguf(info, raw)
-    assert kept.quantization == Quantization(32, KEPT_BITS[name])
+    mode = "mxfp4" if name == "MXFP4" else "affine"
+    assert kept.quantization == Quantization(32, KEPT_BITS[name], mode)
     exact = name not in (
         "Q2_K",
         "Q3_K",
