@@ -56,13 +56,13 @@ struct Piece {
 template <int GROUP>
 struct Piece<4, GROUP> {
   uint4 data;
-  unsigned scale, bias;  // twice the same number
+  unsigned short scale, bias;
 
   __device__ __forceinline__ void load(const Matrix& w, size_t row, int columns, int chunk, int t) {
     data = read_once(w.data + (row * columns + chunk * CHUNK) / 32 + t);
     size_t group = row * (columns / GROUP) + (chunk * CHUNK + t * 32) / GROUP;
-    scale = read_half(w.scales + group) * 0x10001u;
-    bias = read_half(w.biases + group) * 0x10001u;
+    scale = read_half(w.scales + group);
+    bias = read_half(w.biases + group);
   }
 
   __device__ __forceinline__ uint4 values(int j) const {
@@ -73,7 +73,8 @@ struct Piece<4, GROUP> {
   __device__ __forceinline__ unsigned unpack(unsigned word) const {
     // The bits of 128 + n are those of 128 with n in the lowest four.
     bf162 n = __hsub2(as_pair((word & 0x000f000fu) | 0x43004300u), as_pair(0x43004300u));
-    return as_word(__hfma2(n, as_pair(scale), as_pair(bias)));
+    // Made a pair only here: what waits for a number that is being read keeps the warp from reading ahead.
+    return as_word(__hfma2(n, as_pair(scale * 0x10001u), as_pair(bias * 0x10001u)));
   }
 };
 
