@@ -177,7 +177,8 @@ class Engine:
         Who was running fails with ``error``; with ``shed`` only the newest does, to make room, and the others
         are computed again. Raises what the runner raises if it cannot go on.
         """
-        running = sorted(self._scheduler.running, key=lambda sequence: sequence.order)
+        alive = [sequence for sequence in self._scheduler.running if not sequence.ended]
+        running = sorted(alive, key=lambda sequence: sequence.order)
         failing = running[-1:] if shed else running
         self._flights, self._launched = [], []
         self._runner.reset()
