@@ -51,10 +51,16 @@ class MlxRunner:
         self._end_tokens = end_tokens
         self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile, fused=fused)
-        self.reset()
+        self._allocate()
 
     def reset(self) -> None:
         """Forgets all sequences and blocks, as is needed after a step has failed half-way."""
+        # First: the step may have failed because there is no room for twice as much.
+        del self._cache, self._states, self._pool, self._forwarded
+        mx.clear_cache()
+        self._allocate()
+
+    def _allocate(self) -> None:
         self._cache = KVCache(self._model.spec, self.slots, self.max_context, self._model.dtype)
         checkpoints = _checkpoints(self._cache, self._prefix_cache_bytes)
         self._states = StatePool(self._cache, checkpoints)
@@ -302,8 +308,7 @@ class MlxRunner:
     def close(self) -> None:
         """Frees the model. The thread's streams go too: MLX aborts if the process ends before they do."""
         mx.synchronize()
-        del self._model, self._cache, self._pool, self._states, self._steps, self._tokens, self._sampling
-        del self._adapters
+        vars(self).clear()
         gc.collect()  # compiled steps refer to themselves
         mx.clear_cache()
         mx.clear_streams()

@@ -166,10 +166,11 @@ class Engine:
         self._mailbox.flush()
 
     def fail_all(self, error: EmlxdError) -> None:
-        """Ends every request with ``error``."""
+        """Ends every request with ``error``. The runner, which may be broken, is not asked for anything."""
         self._fail(list(self._requests), error)
-        self._free_slots()
         self._mailbox.flush()
+        self._ended.clear()
+        self._scheduler.clear()
 
     def recover(self, error: EmlxdError, *, shed: bool) -> None:
         """Starts anew after a step has failed: what was on the device is lost.

@@ -113,6 +113,11 @@ class Scheduler:
             self.waiting.appendleft(sequence)
         self.running.clear()
 
+    def clear(self) -> None:
+        """Forgets everyone: nothing runs any more."""
+        self.waiting.clear()
+        self.running.clear()
+
     def remove(self, sequence: Sequence) -> Move | None:
         """Takes a sequence out, wherever it is. Gives the move that closes the gap, if there is one."""
         if sequence.slot < 0:

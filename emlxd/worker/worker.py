@@ -288,6 +288,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
         except Exception as error:
             shed = self._model.runner.out_of_memory(error)
             log.exception("step failed", model=self.name, requests=engine.request_ids, out_of_memory=shed)
+            error.__traceback__ = None  # its frames hold arrays of the step
             engine.recover(_fault(self.name, out_of_memory=shed), shed=shed)
 
     def _read_inbox(self) -> bool:

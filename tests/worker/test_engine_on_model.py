@@ -132,6 +132,13 @@ def test_lost_memory_is_computed_again(drive: Drive) -> None:
     assert listener.text == solo(drive, PROMPTS[1], CREATIVE)
 
 
+def test_starting_anew_takes_no_more_memory_than_there_was(runner: MlxRunner) -> None:
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    runner.reset()
+    assert mx.get_peak_memory() < before + runner.cache_bytes
+
+
 class Everything:
     """A grammar that allows all tokens, so that only the way of computing differs."""
 

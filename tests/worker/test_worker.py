@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -125,6 +126,47 @@ async def test_a_failing_step_answers_and_the_worker_goes_on(
     assert failed.error.status == 500
     runner.steps.release(10)
     assert isinstance((await read(worker.submit(request("b"))))[-1], Finished)
+
+
+async def test_nothing_of_a_failed_step_is_held_when_it_starts_anew(
+    make_worker: MakeWorker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cache:
+        pass
+
+    held: list[weakref.ref[Cache]] = []
+    at_reset: list[Cache | None] = []
+
+    def prefill(rows: object) -> None:
+        cache = Cache()
+        held.append(weakref.ref(cache))
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "prefill", prefill)
+    monkeypatch.setattr(runner, "reset", lambda: at_reset.append(held[0]()))
+    worker = make_worker()
+    await worker.start()
+    (failed,) = await read(worker.submit(request()))
+    assert isinstance(failed, Failed) and failed.error.status == 503
+    assert at_reset == [None]
+
+
+async def test_a_worker_that_cannot_start_anew_answers_and_frees_its_model(
+    make_worker: MakeWorker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    for method in ("prefill", "reset", "move", "release"):
+        monkeypatch.setattr(runner, method, broken)
+    worker = make_worker()
+    await worker.start()
+    generations = [worker.submit(request(str(number))) for number in range(3)]
+    for generation in generations:
+        assert isinstance((await read(generation))[-1], Failed)
+    await worker.close()
+    assert runner.closed
 
 
 async def test_cancelling_frees_the_slot_for_the_next(make_worker: MakeWorker, runner: GatedRunner) -> None:
