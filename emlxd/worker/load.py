@@ -60,9 +60,9 @@ def load_model(
         tokenizer=tokenizer,
         template=_template(tokenizer),
         generation_config=generation_config,
-        fingerprint=_fingerprint(settings, path),
+        fingerprint=_fingerprint(settings, path, runner.max_context),
         adapters={
-            adapter.name: Adapter(number, repr(_stats(adapter.source.path)).encode())
+            adapter.name: Adapter(number, _seed(adapter.name, adapter.source.path))
             for number, adapter in enumerate(settings.adapters, 1)
             if adapter.source.path
         },
@@ -75,8 +75,15 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
     return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
 
 
-def _fingerprint(settings: ModelSettings, path: Path) -> str:
-    computed = (KV_FORMAT, settings.dtype, settings.weights, str(settings.quantize), _stats(path))
+def _seed(name: str, path: Path) -> bytes:
+    """Not the files alone: two adapters' may be of one size and time."""
+    return repr((name, str(path), _stats(path))).encode()
+
+
+def _fingerprint(settings: ModelSettings, path: Path, max_context: int) -> str:
+    """Keys depend on the context where a rotation is scaled for it (longrope)."""
+    form = (settings.dtype, settings.weights, str(settings.quantize))
+    computed = (KV_FORMAT, *form, max_context, _stats(path))
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
