@@ -58,7 +58,7 @@ class ModelThread(ABC, Generic[Message]):
     async def start(self) -> None:
         """Loads the model. Raises what loading raised; the thread is then of no more use."""
         self._thread.start()
-        await asyncio.wrap_future(self._loaded)
+        await _outcome(self._loaded)
 
     @property
     def alive(self) -> bool:
@@ -80,9 +80,10 @@ class ModelThread(ABC, Generic[Message]):
         """Fails what still runs, frees the model and ends the thread."""
         self._closing = True
         self._inbox.put(Close())
-        # Not a join on another thread: that one could not end either if this one is stuck.
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()
+        if self._thread.ident is not None:  # it could be started
+            # Not a join on another thread: that one could not end either if this one is stuck.
+            await _outcome(self._ended)
+            self._thread.join()
         self._text.shutdown(wait=False, cancel_futures=True)
 
     async def _in_text_thread(self, work: Callable[[], T]) -> T:
@@ -98,7 +99,7 @@ class ModelThread(ABC, Generic[Message]):
 
     @abstractmethod
     def _fail_rest(self) -> None:
-        """Fails what is still wanted: nothing more will be computed."""
+        """Fails what is still wanted, and ends what needs no device: nothing more will be computed."""
 
     @abstractmethod
     def _free(self) -> None:
@@ -124,3 +125,8 @@ class ModelThread(ABC, Generic[Message]):
             self._fail_rest()
             with self._gate:  # MLX locks up when models are freed while others compile or are freed
                 self._free()
+
+
+async def _outcome(future: Future[None]) -> None:
+    """Waits for what the thread makes of ``future``. Who stops waiting does not take it from the thread."""
+    await asyncio.shield(asyncio.wrap_future(future))

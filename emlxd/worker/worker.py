@@ -265,11 +265,11 @@ class Worker(ModelThread[_Submit | _Cancel]):
 
     def _fail_rest(self) -> None:
         self._running_engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+        if self._disk:
+            self._disk.close()
 
     def _free(self) -> None:
         self._model.runner.close()
-        if self._disk:
-            self._disk.close()
 
     @property
     def _running_engine(self) -> Engine:
@@ -295,7 +295,9 @@ class Worker(ModelThread[_Submit | _Cancel]):
         """Takes all messages, waiting for one if there is nothing to compute. False when it is time to go."""
         engine = self._running_engine
         while not self._inbox.empty() or engine.idle:
-            match self._inbox.get():
+            message = self._inbox.get()
+            self._heartbeat = time.monotonic()  # before it is busy: it may have been idle for long
+            match message:
                 case _Submit(answers):
                     engine.add(answers)
                 case _Cancel(request_id):

@@ -7,6 +7,8 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -17,6 +19,8 @@ from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.text.vocabulary import Vocabulary
+from emlxd.worker.disk_cache import DiskCache
+from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation
@@ -53,6 +57,15 @@ def runner() -> GatedRunner:
     return GatedRunner(2)
 
 
+def fake_model(runner: GatedRunner, template: str | None = None) -> Model:
+    return Model(
+        ModelInfo("fake", 4096, 2, len(LETTERS), SamplingParams()),
+        runner,
+        letters_tokenizer(),
+        ChatTemplate(template, {}) if template else None,
+    )
+
+
 MakeWorker = Callable[..., Worker]
 
 
@@ -61,13 +74,7 @@ async def make_worker(runner: GatedRunner) -> AsyncIterator[MakeWorker]:
     workers: list[Worker] = []
 
     def make(load: Callable[[], Model] | None = None, *, template: str | None = None) -> Worker:
-        tokenizer = letters_tokenizer()
-        model = Model(
-            ModelInfo("fake", 4096, 2, len(LETTERS), SamplingParams()),
-            runner,
-            tokenizer,
-            ChatTemplate(template, {}) if template else None,
-        )
+        model = fake_model(runner, template)
         options = WorkerOptions("fake", max_queue=1, prefill_chunk=64, prefill_slice=0.25)
         workers.append(Worker(options, load or (lambda: model), Gate()))
         return workers[-1]
@@ -104,6 +111,55 @@ async def test_a_failed_load_is_raised_where_it_was_asked_for(make_worker: MakeW
     with pytest.raises(ModelFormatError, match="is truncated"):
         await worker.start()
     assert not worker.alive
+
+
+async def test_a_thread_that_cannot_be_started_can_be_closed(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = make_worker()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await worker.start()
+    await asyncio.wait_for(worker.close(), 20)
+
+
+async def test_a_model_is_freed_also_if_nobody_waits_for_it_any_more(
+    make_worker: MakeWorker, runner: GatedRunner
+) -> None:
+    loading = threading.Semaphore(0)
+    worker = make_worker(lambda: loading.acquire(timeout=20) and fake_model(runner))
+    for waiting in (worker.start, worker.close):
+        task = asyncio.create_task(waiting())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    loading.release()
+    await worker.close()
+    assert runner.closed
+
+
+async def test_a_model_that_was_idle_for_long_is_not_stuck_when_it_begins(
+    make_worker: MakeWorker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    await worker.start()
+    worker._heartbeat -= 1000
+    ages: list[float] = []
+    add = Engine.add
+
+    def observed(engine: Engine, answers: list[Any]) -> None:
+        add(engine, answers)
+        ages.append(worker.heartbeat_age)
+
+    monkeypatch.setattr(Engine, "add", observed)
+    runner.steps.release(10)
+    await read(worker.submit(request()))
+    assert 0 < ages[0] < 500
 
 
 async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
@@ -203,6 +259,30 @@ async def test_a_model_is_freed_when_it_is_its_turn(make_worker: MakeWorker, run
     worker = make_worker()
     await worker.start()
     await assert_freed_in_turn(worker, runner)
+
+
+async def test_others_have_their_turns_while_a_worker_that_ends_waits_for_the_disk(
+    runner: GatedRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.blocks = 4
+    options = WorkerOptions("fake", 1, prefill_chunk=64, prefill_slice=0.25, disk=tmp_path, disk_bytes=1)
+    gate, turns = Gate(), []
+
+    def close(disk: DiskCache) -> None:
+        taken = threading.Event()
+
+        def take_turn() -> None:
+            with gate:
+                taken.set()
+
+        threading.Thread(target=take_turn).start()
+        turns.append(taken.wait(timeout=5))
+
+    monkeypatch.setattr(DiskCache, "close", close)
+    worker = Worker(options, lambda: fake_model(runner), gate)
+    await worker.start()
+    await worker.close()
+    assert turns == [True]
 
 
 async def test_a_request_that_comes_as_the_worker_ends_is_answered(
