@@ -39,7 +39,9 @@ def adapter_values(paths: Sequence[Path], spec: ModelSpec) -> int:
             layer, _, name = module.rpartition(".")
             names = next((names for names in _JOINED if name in names), (name,))
             group = groups.setdefault((layer, names), _joined(spec, names, part))
-            group.ranks[name] = max(group.ranks.get(name, 0), part.a.shape[-2])
+            # Queries and their gates go to different ends of what is joined, each with an A of its own.
+            times = 2 if name == "q_proj" and spec.attention_gate else 1
+            group.ranks[name] = max(group.ranks.get(name, 0), times * part.a.shape[-2])
             group.grows = group.grows or part.magnitude is not None
     return len(paths) * sum(group.values for group in groups.values())
 

@@ -465,6 +465,17 @@ def test_adapters_are_counted(llama: tuple[Path, list[Path]]) -> None:
     assert_counted(folder, adapters, open_runner(folder, settings(folder, adapters)))
 
 
+def test_adapters_of_queries_with_gates_are_counted(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "base", *oracle_of("qwen3_next"))
+    adapters = [
+        tiny_adapters.save_mlx(
+            tmp_path / kind, oracle_of("qwen3_next")[0], seed=1, kind=kind, keys=["self_attn.q_proj"]
+        )
+        for kind in ("lora", "dora")
+    ]
+    assert_counted(folder, adapters, open_runner(folder, settings(folder, adapters)))
+
+
 def assert_counted(folder: Path, adapters: Sequence[Path], runner: MlxRunner) -> None:
     """What the adapters take is what was predicted, to the byte."""
     plain, adapted = settings(folder, []), settings(folder, adapters)
