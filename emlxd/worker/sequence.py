@@ -111,7 +111,13 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        return self.request.prompt_logprobs is not None and self.leader is None
+        """Once: an answer that starts again after its first token has been told them."""
+        return self.request.prompt_logprobs is not None and self.leader is None and not self._restarted
+
+    @property
+    def _restarted(self) -> bool:
+        """Whether a part of the answer is prefilled with the prompt."""
+        return len(self.context) > len(self.request.prompt)
 
     @property
     def waits_for_leader(self) -> bool:

@@ -234,6 +234,21 @@ def test_a_prompt_is_scored_and_nothing_generated() -> None:
         assert end.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_prompt_is_scored_once_also_if_its_answer_is_computed_again(steps: int) -> None:
+    harness = Harness(lambda tokens: rule(tokens) or 5, chunk=16)
+    prompt = list(range(1, 40))
+    listener = harness.submit(request(1, prompt, prompt_logprobs=1))
+    harness.submit(request(2, [1, 2]))
+    for _ in range(steps):
+        harness.step()
+    harness.engine.recover(ServerFault("full"), shed=True)
+    harness.run()
+    (scored,) = (event for event in listener.events if isinstance(event, PromptScored))
+    assert [entry and entry.token for entry in scored.logprobs] == [None, *prompt[1:]]
+    assert len(listener.text.split()) == 20
+
+
 def test_text_that_repeats_itself_takes_fewer_steps() -> None:
     words = [5, 6, 7, 8, 9, 10, 11]
     harness = Harness(lambda tokens: words[len(tokens) % 7], max_draft=4)
