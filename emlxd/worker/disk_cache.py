@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -82,12 +83,15 @@ class DiskCache:
         for sibling in self._folder.parent.iterdir():
             if sibling != self._folder:
                 shutil.rmtree(sibling, ignore_errors=True)
-        files = [(path.stat(), path) for path in self._folder.iterdir()]
+        files = []
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # the worker that this one replaces may still be at it
+                files.append((path.stat(), path))
         for stat, path in sorted(files, key=lambda file: file[0].st_mtime):
             try:
                 self._sizes[bytes.fromhex(path.name)] = stat.st_size
             except ValueError:
-                path.unlink()  # half-written, when the daemon was killed
+                path.unlink(missing_ok=True)  # half-written, when the daemon was killed
         self._make_room(0)
 
     def _write(self, key: bytes, block: bytes) -> None:

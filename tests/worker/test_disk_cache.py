@@ -87,6 +87,14 @@ def test_a_file_that_has_gone_is_a_miss(tmp_path: Path) -> None:
     assert cache.get(key(1)) is None
 
 
+def test_a_file_that_goes_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
+    """While a model is replaced by itself with other settings, the old one still writes and removes files."""
+    filled(tmp_path, 1, 2)
+    (files(tmp_path)[0].parent / "gone.part").symlink_to("renamed")
+    cache = DiskCache(tmp_path, "org/model", "v1", 1 << 20)
+    assert cache.get(key(1)) == cache.get(key(2)) == BLOCK
+
+
 def test_half_written_files_are_removed(tmp_path: Path) -> None:
     filled(tmp_path, 1)
     (file,) = files(tmp_path)
