@@ -104,6 +104,7 @@ class PrefixReuse:
             key = state_key(block_keys(known, sequence.adapter.seed)[-1])
             if self.checkpoints.name(sequence.checkpoint, key):
                 self._note([key])
+            sequence.checkpoint = None  # it is others' now: the next state goes elsewhere
             self._keep_blocks(sequence, known)
 
     def forget(self, sequence: Sequence) -> None:

@@ -212,6 +212,19 @@ def test_the_next_turn_takes_up_the_state_at_the_end_of_an_answer_s_last_block()
     assert listener.end.usage.cached_tokens == 192  # type: ignore[union-attr]
 
 
+def test_a_state_that_is_left_along_the_way_stays_as_it_was() -> None:
+    """Where layers have rings beside the states, an answer's blocks are left as they are completed."""
+    harness = Harness(lambda tokens: 5, chunk=1024, blocks=32, recurrent=True, checkpoints=8)
+    harness.runner.ring = 128
+    prompt = [1 + number % 90 for number in range(100)]
+    harness.submit(request(1, prompt, max_tokens=200))
+    harness.run()
+    for length in (128, 192, 256):
+        listener = harness.submit(request(length, [*prompt, *[5] * (length - 100), 7], max_tokens=2))
+        harness.run()
+        assert listener.end.usage.cached_tokens == length  # type: ignore[union-attr]
+
+
 def test_answers_to_one_prompt_share_its_state_before_the_last_token() -> None:
     harness = Harness(rule, slots=3, chunk=32, recurrent=True)
     listener = harness.submit(request(1, range(1, 81), n=5))
