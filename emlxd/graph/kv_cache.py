@@ -79,6 +79,10 @@ class KVCache:
             window *= 2
         return min(window, self._max_context)
 
+    def exact_window(self, tokens: int) -> int:
+        """The same where nothing is traced and every position costs time: the next multiple."""
+        return min(-(-tokens // WINDOW_STEP) * WINDOW_STEP, self._max_context)
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copies the first ``tokens`` positions of one slot to another, and rings and states as they are."""
         window = self.window(tokens)

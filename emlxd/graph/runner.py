@@ -127,7 +127,7 @@ class MlxRunner:
             rows=_slots_of(rows),
             starts=mx.array([row.start for row in rows], dtype=mx.int32),
             length=length,
-            window=self._cache.window(max(row.start for row in rows) + length),
+            window=self._cache.exact_window(max(row.start for row in rows) + length),
             lengths=mx.array([len(row.tokens) for row in rows], dtype=mx.int32),
             adapters=mx.array(adapters, dtype=mx.int32) if any(adapters) else None,
         )

@@ -22,14 +22,19 @@ from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
 UNLIMITED: Final = 1 << 30
+WAITED: Final = 1e-3  # seconds: reading takes less where the result is there
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A dispatched step and the sequences that its tokens belong to. ``chunks`` is what it prefills."""
+    """A dispatched step and the sequences that its tokens belong to. ``chunks`` is what it prefills.
+
+    ``since`` is the time at which its dispatch began.
+    """
 
     pending: Pending
     rows: Rows[Sequence | None]
+    since: float
     chunks: Rows[Chunk] = ()
 
 
@@ -62,7 +67,7 @@ class Engine:
         self._flights: list[Flight] = []  # of the step before
         self._launched: list[Flight] = []  # of this step
         self._ended: list[Sequence] = []
-        self._free_since = 0.0
+        self._busy_until = 0.0  # when the device was last known to compute a step
         self.prefixes = PrefixReuse(runner, disk, max_draft)
         self.meters = Meters()
 
@@ -145,7 +150,7 @@ class Engine:
                 lookup.learn(0)
             return False
         found = self._runner.verify([sequence.written for sequence in running], drafts, self._max_draft)
-        now = self._free_since = self._now()
+        now = self._busy_until = self._now()
         self.meters.step_batch_size.observe(len(drafts))
         for sequence, tokens in zip(running, found, strict=True):
             sequence.dispatched += len(tokens)
@@ -220,18 +225,19 @@ class Engine:
         chunks = self._scheduler.prefill(self._pacer.tokens if self._scheduler.decoding else UNLIMITED)
         if not chunks:
             return
-        if not self._flights:
-            self._free_since = self._now()
+        since = self._now()
         pending = self._runner.prefill([_prefill_row(chunk) for chunk in chunks])
         for chunk in chunks:
             self.prefixes.keep_prompt(chunk.sequence)
         complete = [chunk.sequence for chunk in chunks if chunk.last]
-        self._launched.append(Flight(pending, [s for s in complete if s.request.max_tokens], chunks))
+        rows = [sequence for sequence in complete if sequence.request.max_tokens]
+        self._launched.append(Flight(pending, rows, since, chunks))
 
     def _launch_decode(self) -> None:
         rows = self._scheduler.decode()
         if not rows:
             return
+        since = self._now()
         positions = [row.position if row else None for row in rows]
         sequences = [row.sequence if row else None for row in rows]
         self.meters.step_batch_size.observe(len(rows) - sequences.count(None))
@@ -245,7 +251,7 @@ class Engine:
         for row in rows:
             if row and not row.sequence.ended:
                 self.prefixes.keep_step(row.sequence, row.position + 1)
-        self._launched.append(Flight(pending, sequences))
+        self._launched.append(Flight(pending, sequences, since))
 
     def _mask(self, sequence: Sequence | None) -> bytes | None:
         if sequence is None or sequence.ended:
@@ -262,10 +268,15 @@ class Engine:
 
     def _receive(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
+            asked = self._now()
             output = flight.pending.read()
             now = self._now()
-            self._pacer.observe(sum(chunk.count for chunk in flight.chunks), now - self._free_since)
-            self._free_since = now
+            # It began when the step before was over, or later. One that did not have to be waited for was
+            # over at some time before: on a CPU while the next one was being dispatched.
+            began = max(self._busy_until, flight.since)
+            self._pacer.observe(sum(chunk.count for chunk in flight.chunks), now - began)
+            if now - asked > WAITED:
+                self._busy_until = now
             self._receive_prompts(flight, output, now)
             logprobs = output.logprobs or [None] * len(flight.rows)
             for token, sequence, logprob in zip(output.tokens, flight.rows, logprobs, strict=True):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-MIN_TOKENS = 16
+from typing import Final
+
+MIN_TOKENS: Final = 16
+KEPT: Final = 0.6  # of what was observed before, at each new observation
+GROWTH: Final = 2  # times the last chunk, at most
 
 
 class PrefillPacer:
@@ -10,16 +14,25 @@ class PrefillPacer:
 
     def __init__(self, slice_seconds: float) -> None:
         self._slice = slice_seconds
-        self._speed = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._last = 0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A chunk of ``tokens`` took ``seconds``; recent chunks count most, since long windows are slower."""
-        if tokens == 0 or seconds <= 0:
+        """A chunk of ``tokens`` took ``seconds``; recent chunks count most, since long windows are slower.
+
+        Both are summed up: where a chunk ends and the next begins is not seen exactly.
+        """
+        if tokens == 0:
             return
-        speed = tokens / seconds
-        self._speed = speed if self._speed == 0 else 0.5 * self._speed + 0.5 * speed
+        self._tokens = KEPT * self._tokens + tokens
+        self._seconds = KEPT * self._seconds + max(seconds, 0.0)
+        self._last = tokens
 
     @property
     def tokens(self) -> int:
-        """What fits a slice. Before the first observation, a cautious few."""
-        return max(int(self._speed * self._slice), MIN_TOKENS)
+        """What fits a slice. Before the first observation, and after a short prompt, a cautious few."""
+        if not self._seconds:
+            return MIN_TOKENS
+        fitting = int(self._tokens / self._seconds * self._slice)
+        return max(min(fitting, GROWTH * self._last), MIN_TOKENS)

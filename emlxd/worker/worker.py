@@ -264,6 +264,9 @@ class Worker(ModelThread[_Submit | _Cancel]):
                 self._step(self._running_engine)
 
     def _fail_rest(self) -> None:
+        while not self._inbox.empty():
+            if isinstance(message := self._inbox.get(), _Submit):
+                self._running_engine.add(message.answers)
         self._running_engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
         if self._disk:
             self._disk.close()
