@@ -13,8 +13,10 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 from emlxd.core import SamplingParams, TokenLogprob
+from emlxd.graph.cpu_math import exp
 
 MAX_LOGPROBS: Final = 20
+BLOCK: Final = 32  # logits whose highest is found first
 # Columns of ``Rows["params"]``.
 TEMPERATURE, TOP_P, TOP_K, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
 
@@ -35,6 +37,7 @@ class SamplingMode:
     """The stages that a step needs. The default is greedy: a plain arg-max."""
 
     random: bool = False
+    min_p: bool = False
     top_k_or_p: bool = False
     penalties: bool = False
     bias: bool = False
@@ -46,6 +49,7 @@ class SamplingMode:
         random = [p for p in params if not p.greedy]
         return SamplingMode(
             random=bool(random),
+            min_p=any(p.min_p > 0 for p in random),
             top_k_or_p=any(p.top_k > 0 or p.top_p < 1 for p in random),
             penalties=any(p.penalized for p in params),
             bias=any(p.logit_bias or p.min_tokens for p in params),
@@ -94,7 +98,8 @@ def sample(logits: mx.array, positions: mx.array, rows: Rows, mode: SamplingMode
     temperature = _column(rows, TEMPERATURE)
     greedy = temperature == 0
     logits = logits / mx.where(greedy, 1.0, temperature)
-    logits = _keep_min_p(logits, _column(rows, MIN_P))
+    if mode.min_p:
+        logits = _keep_min_p(logits, _column(rows, MIN_P))
     if mode.top_k_or_p:
         logits = _keep_top(logits, _column(rows, TOP_K), _column(rows, TOP_P))
     drawn = mx.argmax(logits + _gumbel(rows["seeds"], positions, logits.shape[-1]), axis=-1)
@@ -127,15 +132,29 @@ class Logprobs:
 def logprobs(logits: mx.array, tokens: mx.array) -> Logprobs:
     """Of the plain softmax of ``logits`` [b, vocab], whatever else took part in choosing ``tokens`` [b]."""
     top = logits.max(axis=-1, keepdims=True)
-    total = top + mx.log(mx.exp(logits - top).sum(axis=-1, keepdims=True))
-    count = min(MAX_LOGPROBS, logits.shape[-1])
-    likeliest = mx.argpartition(logits, -count, axis=-1)[..., -count:]
+    total = top + mx.log(exp(logits - top).sum(axis=-1, keepdims=True))
+    likeliest = _likeliest(logits, min(MAX_LOGPROBS, logits.shape[-1]))
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     return Logprobs(
         chosen.squeeze(-1),
-        likeliest.astype(mx.int32),
+        likeliest,
         mx.take_along_axis(logits, likeliest, axis=-1) - total,
     )
+
+
+def _likeliest(logits: mx.array, count: int) -> mx.array:
+    """int32 [b, count], in no order: found among the blocks that have the highest maxima, as they must be."""
+    rows, vocab = logits.shape
+    blocks = mx.pad(logits, [(0, 0), (0, -vocab % BLOCK)], constant_values=-mx.inf).reshape(rows, -1, BLOCK)
+    best = _highest(blocks.max(axis=-1), min(count, blocks.shape[1]))
+    candidates = mx.take_along_axis(blocks, best[..., None], axis=1).reshape(rows, -1)
+    tokens = (best[..., None] * BLOCK + mx.arange(BLOCK, dtype=mx.int32)).reshape(rows, -1)
+    return mx.take_along_axis(tokens, _highest(candidates, count), axis=-1)
+
+
+def _highest(x: mx.array, count: int) -> mx.array:
+    """Where the ``count`` highest of the last axis are, int32, in no order."""
+    return mx.argpartition(x, -count, axis=-1)[..., -count:].astype(mx.int32)
 
 
 def _column(rows: Rows, index: int) -> mx.array:

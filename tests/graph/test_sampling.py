@@ -79,7 +79,9 @@ def draw(params: SamplingParams, count: int, *, strangers: bool = False) -> list
         slots.begin(slot, Begin(mine, PROMPT, ANSWER))
     mode = slots.mode(slice(0, count))
     if strangers:
-        mode = SamplingMode(random=True, top_k_or_p=True, penalties=True, bias=True, logprobs=True)
+        mode = SamplingMode(
+            random=True, min_p=True, top_k_or_p=True, penalties=True, bias=True, logprobs=True
+        )
     logits = mx.broadcast_to(mx.array(LOGITS), (count, VOCAB))
     positions = mx.full((count,), len(PROMPT) + len(ANSWER) - 1, dtype=mx.int32)
     return sample(logits, positions, slots.arrays(mode), mode).tolist()  # type: ignore[return-value]
