@@ -26,17 +26,19 @@ CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, se
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Bytes, and how often a step was traced."""
+    """Bytes, how many arrays there are, and how often a step was traced."""
 
     resident: int
     active: int
+    arrays: int
     traces: int
 
     @staticmethod
     def of(runner: MlxRunner) -> Reading:
         gc.collect()
         mx.clear_cache()
-        return Reading(resident_bytes(), mx.get_active_memory(), runner.traces)
+        arrays = sum(type(thing) is mx.array for thing in gc.get_objects())
+        return Reading(resident_bytes(), mx.get_active_memory(), arrays, runner.traces)
 
 
 def resident_bytes() -> int:
@@ -75,6 +77,7 @@ def test_one_long_stream(tmp_path: Path, tokens: int) -> None:
     assert listener.end is not None
     early, late = readings[1], readings[-1]
     assert late.active <= early.active + (64 << 10)
+    assert late.arrays <= early.arrays + 8
     assert late.resident <= early.resident + (16 << 20)
     assert late.traces <= 10  # one for each doubling of the window
 
@@ -95,5 +98,6 @@ def test_many_short_requests(tmp_path: Path, requests: int) -> None:
             readings.append(Reading.of(runner))
     early, late = readings[1], readings[-1]
     assert late.active <= early.active + (64 << 10)
+    assert late.arrays <= early.arrays + 8
     assert late.resident <= early.resident + (16 << 20)
     assert late.traces <= early.traces + 8  # the shapes that had not come together before
