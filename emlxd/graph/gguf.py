@@ -60,6 +60,8 @@ BLOCK_TYPES: Final[Mapping[int, BlockType]] = {
     23: BlockType("IQ4_XS", 256, 136),
     29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
     39: BlockType("MXFP4", 32, 17),
 }
 

@@ -25,7 +25,7 @@ KEPT_BITS: Final[Mapping[str, int]] = {
     "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "IQ4_NL": 8, "IQ4_XS": 8,
     "Q2_K": 8, "Q3_K": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
     "IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 8, "IQ3_S": 8,
-    "MXFP4": 4,
+    "MXFP4": 4, "TQ1_0": 8, "TQ2_0": 8,
 }  # fmt: skip
 """Bits of a weight where the tensor is not made dense; its groups have 32 of them."""
 
@@ -184,6 +184,27 @@ def _q6_k(blocks: mx.array) -> Groups:
     return Groups(numbers.reshape(-1, 16), scales, scales * -32, 6)
 
 
+def _ternary(numbers: mx.array, blocks: mx.array, at: int) -> Groups:
+    """[n, 256] of 0, 1 and 2, which stand for -1, 0 and 1 times one scale."""
+    scales = mx.repeat(_f16(blocks, at).astype(mx.float32), 8, axis=0)
+    return Groups(numbers.reshape(-1, 32), scales, -scales, 8)
+
+
+def _tq1_0(blocks: mx.array) -> Groups:
+    """A byte is a fraction of 256 with five digits in base 3, the last four bytes have four."""
+    parts = ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
+    digits = [
+        (part[:, None] * mx.array([[3**i] for i in range(count)], dtype=mx.uint8)).flatten(1)
+        for part, count in parts
+    ]
+    numbers = (mx.concatenate(digits, axis=-1).astype(mx.uint16) * 3) >> 8
+    return _ternary(numbers.astype(mx.uint8), blocks, 52)
+
+
+def _tq2_0(blocks: mx.array) -> Groups:
+    return _ternary(_two_bits(blocks[:, :64]), blocks, 64)
+
+
 def _iq4(nibbles: mx.array, scales: mx.array) -> Groups:
     """Each number picks one of sixteen values between -128 and 127."""
     values = mx.array([value + 128 for value in _IQ4_VALUES], dtype=mx.uint8)
@@ -217,6 +238,8 @@ _APART: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
