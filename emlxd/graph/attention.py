@@ -170,34 +170,16 @@ class CpuAttention:
         scoring: Scoring,
         bias: mx.array | None = None,
     ) -> mx.array:
-        batch, heads, length, _ = q.shape
-        size = max(MIN_QUERIES, SCORES // (batch * heads * k.shape[2]))
-        if length <= size:
-            return self._attend(q, k, v, mask, scoring, bias)
-        parts = [
-            self._attend(
-                q[:, :, start : start + size],
-                k,
-                v,
-                mask[..., start : start + size, :],
-                scoring,
-                None if bias is None else bias[:, :, start : start + size],
-            )
-            for start in range(0, length, size)
-        ]
-        return mx.concatenate(parts, axis=2)
-
-    def _attend(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        mask: mx.array,
-        scoring: Scoring,
-        bias: mx.array | None,
-    ) -> mx.array:
         batch, heads, length, dim = q.shape
         shared, window = k.shape[1], k.shape[2]
+        size = max(MIN_QUERIES, SCORES // (batch * heads * window))
+        if length > size:
+            some = [slice(start, start + size) for start in range(0, length, size)]
+            parts = [
+                self(q[:, :, at], k, v, mask[..., at, :], scoring, None if bias is None else bias[:, :, at])
+                for at in some
+            ]
+            return mx.concatenate(parts, axis=2)
         rows = (batch, shared, heads // shared * length)
         scores = (q * scoring.scale).reshape(*rows, dim) @ k.swapaxes(-1, -2)
         scores = scores.reshape(batch, shared, heads // shared, length, window)

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 import structlog
 
-from emlxd.graph.cuda.shape import MAX_ROWS, TILE, DecoderShape, Format, KernelShape, places_of
+from emlxd.graph.cuda.shape import MAX_ROWS, THREADS, TILE, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import Block, blocks_of
 from emlxd.graph.kv_cache import LayerArrays
 from emlxd.graph.layers import Linear, Norm
@@ -25,7 +25,6 @@ from emlxd.graph.transformer import Transformer
 
 log = structlog.get_logger(__name__)
 
-THREADS: Final = 512
 LOGGED: Final = 500  # characters of a compiler's complaint
 _STORE, _ADD, _GATE, _LOGITS = range(4)  # ``Phase::Kind`` of decode.cuh
 _HOPPER: Final = 9  # compute capability of the devices that the kernel has run on

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 LOG2_E: Final = math.log2(math.e)
-WARPS: Final = 16
+WARPS: Final = 16  # of a block
+THREADS: Final = 32 * WARPS
 CHUNK: Final = 128  # columns of a matrix that a warp takes at once
 TILE: Final = 8  # rows of a matrix that one instruction takes; they come in pairs
 MAX_ROWS: Final = 32
@@ -80,7 +81,7 @@ class KernelShape:
 
     @property
     def _sums(self) -> int:
-        return 2 * WARPS * (8 * self.halves) * (2 * 8) * 4
+        return 2 * WARPS * (8 * self.halves) * (2 * TILE) * 4
 
     def constants(self) -> str:
         """The C++ struct that the kernel's templates take."""
