@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.delta import LowRank
+from emlxd.graph.folder import read_config
 from emlxd.graph.safetensors import open_safetensors
 
 Modules = Mapping[str, LowRank]
@@ -45,24 +45,12 @@ class AdapterFile:
 
 def read_adapter(path: Path, layers: int) -> AdapterFile:
     """The adapter in the folder ``path``, for a model of so many ``layers``. Raises ModelFormatError."""
-    config = _read_config(path)
+    config = read_config(path, "adapter_config.json", "an adapter's folder")
     if "peft_type" in config:
         return AdapterFile(path, _read_peft(path, config))
     if "lora_parameters" in config or "fine_tune_type" in config:
         return AdapterFile(path, _read_mlx(path, config, layers))
     raise _bad(path, "has neither lora_parameters, as mlx-lm writes, nor peft_type, as PEFT does")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / "adapter_config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelFormatError(f"{path}: has no adapter_config.json, expected an adapter's folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path / 'adapter_config.json'}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelFormatError(f"{path / 'adapter_config.json'}: expected a JSON object")
-    return config
 
 
 def _read_mlx(path: Path, config: Mapping[str, Any], layers: int) -> Modules:

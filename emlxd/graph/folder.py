@@ -28,7 +28,7 @@ class FolderCheckpoint:
 
     def __init__(self, path: Path, family: Family | None = None) -> None:
         self.path = path
-        config = _read_config(path)
+        config = read_config(path)
         self._is_part = isinstance(config.get("text_config"), dict)
         self.config = config | config["text_config"] if self._is_part else config
         family = family or family_of(self.config, str(path))
@@ -114,12 +114,13 @@ class FolderCheckpoint:
         return "rotary_emb.inv_freq" in name or any(part in name for part in self._ignored)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
+def read_config(path: Path, name: str = "config.json", expected: str = "a model folder") -> dict[str, Any]:
+    """The JSON object in a folder's file ``name``. Raises ModelFormatError."""
+    file = path / name
     try:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        raise ModelFormatError(f"{path}: has no config.json, expected a model folder") from None
+        raise ModelFormatError(f"{path}: has no {name}, expected {expected}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{file}: cannot be read: {error}") from None
     if not isinstance(config, dict):
