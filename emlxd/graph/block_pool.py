@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from emlxd.graph.batch import BLOCK_TOKENS
 from emlxd.graph.kv_cache import KVCache
+from emlxd.graph.pool_rows import put_row, row_bytes
 
 
 class BlockPool:
@@ -49,17 +50,12 @@ class BlockPool:
 
     def read(self, block: int) -> bytes:
         """One block's bytes, layer after layer."""
-        parts = [pool[block].flatten().view(mx.uint8) for pool in self._pools]
-        return bytes(memoryview(mx.concatenate(parts)))  # type: ignore[arg-type]
+        return row_bytes(self._pools, block)
 
     def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         """Puts back what ``read`` gave."""
         for block, content in zip(blocks, contents, strict=True):
-            rest = mx.array(memoryview(content))  # type: ignore[arg-type]
-            for pool in self._pools:
-                size = pool.nbytes // self.blocks
-                pool[block] = rest[:size].view(pool.dtype).reshape(pool.shape[1:])
-                rest = rest[size:]
+            put_row(self._pools, block, content)
 
     def state(self) -> list[mx.array]:
         """What must be evaluated after ``save``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from emlxd.graph.kv_cache import KVCache
+from emlxd.graph.pool_rows import put_row, row_bytes
 
 
 class StatePool:
@@ -34,16 +35,11 @@ class StatePool:
 
     def read(self, checkpoint: int) -> bytes:
         """One checkpoint's bytes, layer after layer."""
-        parts = [pool[checkpoint].flatten().view(mx.uint8) for pool in self._pools]
-        return bytes(memoryview(mx.concatenate(parts)))  # type: ignore[arg-type]
+        return row_bytes(self._pools, checkpoint)
 
     def write(self, checkpoint: int, content: bytes) -> None:
         """Puts back what ``read`` gave."""
-        rest = mx.array(memoryview(content))  # type: ignore[arg-type]
-        for pool in self._pools:
-            size = pool.nbytes // self.checkpoints
-            pool[checkpoint] = rest[:size].view(pool.dtype).reshape(pool.shape[1:])
-            rest = rest[size:]
+        put_row(self._pools, checkpoint, content)
 
     def state(self) -> list[mx.array]:
         """What must be evaluated after ``save`` and ``write``."""
