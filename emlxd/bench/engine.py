@@ -45,7 +45,8 @@ class Line:
     """Medians in tokens a second, all streams together, and the lowest and highest of the repeats.
 
     ``dispatch_ms`` is the host's part of a step. ``ceiling`` is the share of the steps a second that reading
-    all weights once a step at the speed of a copy would allow; both are None for mlx-lm.
+    what a step needs of the weights (``Transformer.bytes_read``), once, at the speed of a copy would allow;
+    both are None for mlx-lm.
     """
 
     name: str
@@ -69,7 +70,7 @@ def measure(folder: Path, options: EngineOptions, *, peer: bool) -> Iterator[Lin
     runs: dict[str, Run] = {OURS: ours.run}
     if peer:
         runs["mlx-lm"] = _Peer(folder, options).run
-    most = copy_bandwidth() / ours.weight_bytes
+    bandwidth = copy_bandwidth()
     for streams in options.streams:
         taken: dict[str, list[Measure]] = {name: [] for name in runs}
         for repeat in range(options.repeats + 1):
@@ -77,6 +78,7 @@ def measure(folder: Path, options: EngineOptions, *, peer: bool) -> Iterator[Lin
                 one = run(streams)
                 if repeat:  # the first compiles
                     taken[name].append(one)
+        most = bandwidth / ours.bytes_read(streams)
         for name, measures in taken.items():
             line = _line(name, streams, measures)
             yield replace(line, ceiling=line.decode / streams / most) if name == OURS else line
@@ -113,9 +115,8 @@ class _Ours:
             ),
         )
 
-    @property
-    def weight_bytes(self) -> int:
-        return self._runner.weight_bytes
+    def bytes_read(self, streams: int) -> int:
+        return self._runner.bytes_read(streams)
 
     def run(self, streams: int) -> Measure:
         """Prefills ``streams`` prompts, then decodes them together, one step ahead of what is read."""

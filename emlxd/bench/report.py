@@ -76,7 +76,9 @@ def engine_table(model: str, lines: Sequence[Line]) -> Table:
             "" if line.dispatch_ms is None else f"{line.dispatch_ms:.2f}",
             "" if line.ceiling is None else f"{line.ceiling:.0%}",
         )
-    table.caption = "The ceiling is reading all weights once a step as fast as this device copies memory."
+    table.caption = (
+        "The ceiling is reading what a step needs of the weights, once, as fast as this device copies memory."
+    )
     return table
 
 

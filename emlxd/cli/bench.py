@@ -74,7 +74,7 @@ def bench(
             metavar="MODEL",
             show_default=False,
             help="Measure the engine without a server: on a model's folder, or on random weights in the "
-            "shape of qwen3-0.6b, llama-1b or llama-8b.",
+            "shape of qwen3-0.6b, llama-1b, llama-8b or qwen3-30b-a3b.",
         ),
     ] = None,
     bits: Annotated[

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from emlxd.graph.activations import Activation
 from emlxd.graph.delta import Delta
-from emlxd.graph.layers import Linear, Mlp
+from emlxd.graph.layers import Linear, Mlp, arrays_in
 from emlxd.graph.spec import ExpertsSpec
 from emlxd.graph.weights import Weight
 
@@ -93,6 +93,11 @@ class Moe:
             shared = self.shared(x)
             out = out + (mx.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
         return out
+
+    def idle_bytes(self, rows: int) -> int:
+        """Bytes of the experts that none of ``rows`` chooses, on average if each chooses at random."""
+        idle = (1 - self.spec.chosen / self.spec.count) ** rows
+        return round(idle * sum(array.nbytes for array in arrays_in(self.experts)))
 
 
 Route = Callable[[mx.array, Moe], tuple[mx.array, mx.array]]

@@ -51,60 +51,99 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "vocab_size": 151936,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
 }
+
+_ROUTER: Final = {"group_size": 64, "bits": 8}
 
 
 def write_model(folder: Path, shape: str, bits: int | None, group_size: int = 64) -> Path:
-    """Writes a Hugging Face folder of ``SHAPES[shape]``: bfloat16, or quantised to ``bits``. No tokenizer."""
+    """Writes a Hugging Face folder of ``SHAPES[shape]``: bfloat16, or quantised to ``bits``. No tokenizer.
+
+    As mlx-lm converts them: all experts of a layer in one tensor, the router of experts in 8 bits. A layer is
+    a file, and more than one is never held in memory.
+    """
     config = dict(SHAPES[shape])
     folder.mkdir(parents=True, exist_ok=True)
-    if bits:
-        config["quantization"] = {"group_size": group_size, "bits": bits}
-    (folder / "config.json").write_text(json.dumps(config))
+    formats: dict[str, Any] = {"group_size": group_size, "bits": bits}
     for index, part in enumerate(_parts(config)):
         tensors: dict[str, mx.array] = {}
-        for name, dims in part.items():
-            weight = (
-                mx.random.normal(dims, dtype=mx.bfloat16) * 0.02
-                if len(dims) > 1
-                else mx.ones(dims, mx.bfloat16)
-            )
+        for stem, dims in part.items():
+            weight = _random(dims)
             if bits and len(dims) > 1:
-                stem = name.removesuffix("weight")
-                packed = mx.quantize(weight, group_size=group_size, bits=bits)
-                tensors |= dict(zip((name, f"{stem}scales", f"{stem}biases"), packed, strict=True))
+                if stem.endswith(".mlp.gate"):
+                    formats[stem] = _ROUTER
+                q = formats.get(stem, formats)
+                packed = mx.quantize(weight, group_size=q["group_size"], bits=q["bits"])
+                names = (f"{stem}.{part}" for part in ("weight", "scales", "biases"))
+                tensors |= zip(names, packed, strict=True)
             else:
-                tensors[name] = weight
+                tensors[f"{stem}.weight"] = weight
         mx.save_safetensors(str(folder / f"model-{index:05}.safetensors"), tensors)
+    if bits:
+        config["quantization"] = formats
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
+def _random(dims: tuple[int, ...]) -> mx.array:
+    """A matrix, or the ones of a norm."""
+    return mx.random.normal(dims, dtype=mx.bfloat16) * 0.02 if len(dims) > 1 else mx.ones(dims, mx.bfloat16)
+
+
 def _parts(config: Mapping[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Tensor shapes, some layers at a time, so that little is held in memory."""
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
-    ends: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    """The shapes of the weights at both ends, then those of each layer."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    ends: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,)}
     if not config["tie_word_embeddings"]:
-        ends["lm_head.weight"] = (vocab, hidden)
+        ends["lm_head"] = (vocab, hidden)
     yield ends
+    layer = _attention(config) | _feed_forward(config)
     for index in range(config["num_hidden_layers"]):
-        layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        if config["model_type"] == "qwen3":
-            layer |= {"self_attn.q_norm": (config["head_dim"],), "self_attn.k_norm": (config["head_dim"],)}
-        yield {f"model.layers.{index}.{name}.weight": dims for name, dims in layer.items()}
+        yield {f"model.layers.{index}.{stem}": dims for stem, dims in layer.items()}
+
+
+def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, head = config["hidden_size"], config["head_dim"]
+    q, kv = (config[key] * head for key in ("num_attention_heads", "num_key_value_heads"))
+    norms = {"q_norm": (head,), "k_norm": (head,)} if config["model_type"].startswith("qwen3") else {}
+    parts = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
+    return {"input_layernorm": (hidden,)} | {
+        f"self_attn.{name}": dims for name, dims in (parts | norms).items()
+    }
+
+
+def _feed_forward(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, count = config["hidden_size"], config.get("num_experts")
+    inner = config["moe_intermediate_size" if count else "intermediate_size"]
+    each = (count,) if count else ()
+    prefix = "mlp.switch_mlp" if count else "mlp"
+    parts: dict[str, tuple[int, ...]] = {
+        "post_attention_layernorm": (hidden,),
+        f"{prefix}.gate_proj": (*each, inner, hidden),
+        f"{prefix}.up_proj": (*each, inner, hidden),
+        f"{prefix}.down_proj": (*each, hidden, inner),
+    }
+    return parts | {"mlp.gate": (count, hidden)} if count else parts
 
 
 def copy_bandwidth(nbytes: int = 1 << 30, repeats: int = 8) -> float:
@@ -113,4 +152,7 @@ def copy_bandwidth(nbytes: int = 1 << 30, repeats: int = 8) -> float:
     mx.eval([array + number for number in range(repeats)])
     started = time.perf_counter()
     mx.eval([array + number for number in range(repeats)])  # together: the host's part would count too
-    return 2 * nbytes * repeats / (time.perf_counter() - started)
+    took = time.perf_counter() - started
+    del array
+    mx.clear_cache()  # the copies take the room of a model
+    return 2 * nbytes * repeats / took

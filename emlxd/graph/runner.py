@@ -82,6 +82,10 @@ class MlxRunner:
     def weight_bytes(self) -> int:
         return self._model.nbytes
 
+    def bytes_read(self, rows: int) -> int:
+        """Of the weights, by a decode step of so many rows."""
+        return self._model.bytes_read(rows)
+
     @property
     def cache_bytes(self) -> int:
         return self._cache.nbytes

@@ -12,6 +12,7 @@ from emlxd.graph.attention import Attention, Place
 from emlxd.graph.delta import Chosen
 from emlxd.graph.kv_cache import LayerArrays
 from emlxd.graph.layers import Embedding, Linear, Norm, arrays_in
+from emlxd.graph.moe import Moe
 from emlxd.graph.spec import ModelSpec
 from emlxd.graph.step_context import Advance, StepContext
 
@@ -111,3 +112,14 @@ class Transformer:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
+
+    def bytes_read(self, rows: int) -> int:
+        """Bytes of weights that a decode step of so many rows has to read.
+
+        Not those of an embedding that is only looked up, nor of experts that no row chooses: one row reads
+        the chosen ones, more rows as many as there are on average if each chooses at random.
+        """
+        parts = (self.layers, self.norm, self.head)
+        read = {id(array): array.nbytes for array in arrays_in(parts)}
+        experts = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Moe)]
+        return sum(read.values()) - sum(moe.idle_bytes(rows) for moe in experts)
