@@ -54,30 +54,28 @@ def engine_to_json(lines: Sequence[Line]) -> str:
 
 def engine_table(model: str, lines: Sequence[Line]) -> Table:
     """A line for each program and number of streams; rates are those of all streams together."""
-    table = Table(title=f"The engine alone: {model}")
+    table = Table(title=f"The engine alone: {model}", show_lines=True)
     table.add_column("")
-    for heading in (
-        "streams",
-        "prefill tok/s",
-        "decode tok/s",
-        "lowest to highest",
-        "host ms a step",
-        "of ceiling",
-    ):
+    for heading in ("streams", "prefill tok/s", "decode tok/s"):
+        table.add_column(heading, justify="right")
+    for heading in ("step ms", "host ms", "device ms", "ops", "of ceiling"):
         table.add_column(heading, justify="right")
     for line in lines:
-        low, high = line.decode_range
         table.add_row(
             line.name,
             str(line.streams),
-            f"{line.prefill:,.0f}",
-            f"{line.decode:,.0f}",
-            f"{low:,.0f} to {high:,.0f}",
-            "" if line.dispatch_ms is None else f"{line.dispatch_ms:.2f}",
+            _with_range(line.prefill, line.prefill_range),
+            _with_range(line.decode, line.decode_range),
+            f"{line.step_ms:.2f}",
+            "" if line.host_ms is None else f"{line.host_ms:.2f}",
+            "" if line.device_ms is None else f"{line.device_ms:.2f}",
+            str(line.operations),
             "" if line.ceiling is None else f"{line.ceiling:.0%}",
         )
     table.caption = (
-        "The ceiling is reading what a step needs of the weights, once, as fast as this device copies memory."
+        "Median (lowest to highest). Host and device: a step alone, until it is dispatched and from then on; "
+        "else the host dispatches a step while the one before runs. Ops: MLX's operations in a step. The "
+        "ceiling is reading what a step needs of the weights, once, as fast as this device copies memory."
     )
     return table
 
@@ -109,6 +107,10 @@ def _cell(spread: Spread | None, factor: float = 1) -> str:
         return "-"
     middle, low, high = (_round(value * factor) for value in (spread.median, spread.low, spread.high))
     return middle if low == high else f"{middle}\n({low} to {high})"
+
+
+def _with_range(middle: float, ends: tuple[float, float]) -> str:
+    return f"{middle:,.0f}\n({ends[0]:,.0f} to {ends[1]:,.0f})"
 
 
 def _round(value: float) -> str:

@@ -105,8 +105,13 @@ def test_the_engine_alone_and_mlx_lm_in_turn_with_it(emlxd, monkeypatch):
         (name, streams) for streams in (1, 2) for name in ("emlxd", "mlx-lm")
     ]
     assert all(line["prefill"] > 0 and line["decode"] > 0 for line in lines)
-    assert all((line["ceiling"] is None) == (line["name"] == "mlx-lm") for line in lines)
-    assert "The engine alone: tiny" in emlxd(*options).stdout
+    for known in ("host_ms", "device_ms", "ceiling"):
+        assert all((line[known] is None) == (line["name"] == "mlx-lm") for line in lines)
+    assert all(line["step_ms"] == pytest.approx(1000 * line["streams"] / line["decode"]) for line in lines)
+    assert all(line["operations"] > 20 for line in lines)
+    table = emlxd(*options).stdout
+    assert "The engine alone: tiny" in table
+    assert all(heading in table for heading in ("step", "host", "device", "ops"))
 
 
 def test_an_engine_of_nothing_is_named(emlxd):
