@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-# The published config.json of each, less what does not bear on speed.
+# The published config.json of each, less what does not bear on speed. ``tiny`` is for trying a benchmark out.
 _LLAMA: Final = {
     "model_type": "llama",
     "num_key_value_heads": 8,
@@ -70,6 +70,17 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "vocab_size": 151936,
         "max_position_embeddings": 8192,
         "tie_word_embeddings": False,
+    },
+    "tiny": _LLAMA
+    | {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "intermediate_size": 512,
+        "num_key_value_heads": 2,
+        "num_attention_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 8192,
+        "tie_word_embeddings": True,
     },
 }
 
