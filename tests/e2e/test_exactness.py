@@ -10,10 +10,12 @@ import openai
 import pytest
 
 from tests.daemon import Daemon, running
+from tests.device import only_on_cpu
 from tests.e2e.conftest import MODEL
 from tests.e2e.oracle import Oracle
 
 pytestmark = [
+    only_on_cpu("a GPU computes in bfloat16, which may round to another token"),
     pytest.mark.model,
     pytest.mark.timeout(900),
 ]  # the fixtures' work counts too

@@ -7,6 +7,9 @@ import pytest
 
 from emlxd.graph import attention
 from emlxd.graph.attention import CpuAttention, Place, Scoring
+from tests.device import only_on_cpu
+
+pytestmark = only_on_cpu("a GPU has attention of its own")
 
 
 @pytest.mark.parametrize("case", ["plain", "soft cap", "sinks", "bias"])

@@ -18,8 +18,12 @@ from hypothesis import strategies as st
 
 from emlxd.graph import BLAS, blas
 from tests.daemon import running
+from tests.device import only_on_cpu
 
-pytestmark = pytest.mark.skipif(not BLAS.narrow, reason="only MLX's CPU build for Linux, with a C compiler")
+pytestmark = [
+    only_on_cpu("a GPU has a BLAS of its own"),
+    pytest.mark.skipif(not BLAS.narrow, reason="only MLX's CPU build for Linux, with a C compiler"),
+]
 
 ROW_MAJOR, NO_TRANS, TRANS = 101, 111, 112
 PROBE = """

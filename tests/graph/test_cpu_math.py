@@ -10,6 +10,9 @@ import pytest
 
 from emlxd.graph import cpu_math
 from emlxd.graph.activations import ACTIVATIONS, make_activation
+from tests.device import only_on_cpu
+
+pytestmark = only_on_cpu("a GPU computes the exact functions")
 
 POINTS = np.linspace(-12, 12, 20001, dtype=np.float32)
 
