@@ -15,19 +15,17 @@ from hypothesis import strategies as st
 from mlx_lm.tuner.utils import load_adapters
 
 from emlxd.config import AdapterSettings, ModelSettings, Source
-from emlxd.core import SamplingParams
 from emlxd.errors import ModelFormatError
 from emlxd.footprint import predict
 from emlxd.graph.adapter_files import read_adapter
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
+from tests.agreement import GREEDY, assert_greedy, assert_same
 from tests.graph import tiny, tiny_adapters
-from tests.graph.test_families import oracle_of
 from tests.graph.test_gguf import write_gguf
-from tests.graph.test_parity import PROMPT, oracle_greedy
-
-GREEDY = SamplingParams(temperature=0.0)
+from tests.graph.test_parity import PROMPT
+from tests.graph.tiny_families import oracle_of
 
 
 def settings(folder: Path, adapters: Sequence[Path], **changes: Any) -> ModelSettings:
@@ -69,16 +67,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return base, [first, second, third]
 
 
-def expected(adapter: Path | None, prompt: list[int], count: int) -> list[int]:
+def adapted(model: Any, adapter: Path | None) -> Any:
     """What mlx-lm's own loading makes of the adapter. A PEFT folder lies beside the one it was made of."""
-    model, _ = tiny.make_llama()
     if adapter:
         source = adapter.with_name(f"{adapter.name}-mlx")
         load_adapters(model, str(source if source.exists() else adapter))
         model.eval()
-    return oracle_greedy(model, prompt, count)
+    return model
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("compile", [True, False])
 def test_a_batch_of_adapters_gives_the_tokens_of_mlx_lm(
     llama: tuple[Path, list[Path]], compile: bool
@@ -89,8 +87,9 @@ def test_a_batch_of_adapters_gives_the_tokens_of_mlx_lm(
     rows = [(prompts[0], 0), (prompts[1], 1), (prompts[2], 2), (prompts[3], 3)]
     answers = generate(runner, rows, 24)
     for (prompt, number), answer in zip(rows, answers, strict=True):
-        assert answer == expected(adapters[number - 1] if number else None, prompt, 24)
-        assert generate(runner, [(prompt, number)], 24) == [answer]
+        oracle = adapted(tiny.make_llama()[0], adapters[number - 1] if number else None)
+        assert_greedy(oracle, prompt, answer)
+        assert_same(generate(runner, [(prompt, number)], 24)[0], answer, oracle, prompt)
 
 
 def test_only_vectors_are_gathered_for(
@@ -118,6 +117,7 @@ def test_each_adapter_says_something_else(llama: tuple[Path, list[Path]]) -> Non
     assert len(set(map(tuple, answers))) == 4
 
 
+@pytest.mark.numeric
 def test_an_adapter_moves_with_its_sequence_and_leaves_with_it(llama: tuple[Path, list[Path]]) -> None:
     folder, adapters = llama
     runner = open_runner(folder, settings(folder, adapters))
@@ -126,10 +126,10 @@ def test_an_adapter_moves_with_its_sequence_and_leaves_with_it(llama: tuple[Path
     before = generate(runner, [(prompt, 0), (prompt, 1), (prompt, 2)], 5)
     runner.move(2, 0, 24)
     after = [runner.decode([24 + step]).read().tokens[0] for step in range(5)]
-    assert before[2] + after == alone
+    assert_same(before[2] + after, alone, adapted(tiny.make_llama()[0], adapters[1]), prompt)
     runner.release(0)
     traces = runner.traces
-    assert generate(runner, [(prompt, 0)], 5)[0] == before[0]
+    assert_same(generate(runner, [(prompt, 0)], 5)[0], before[0], tiny.make_llama()[0], prompt)
     generate(runner, [(prompt, 0)], 5)
     assert runner.traces == traces + 1, "a step without adapters is one of a model without any"
 
@@ -147,6 +147,7 @@ def test_a_slot_that_is_free_again_has_no_adapter(llama: tuple[Path, list[Path]]
     assert runner.traces == traces
 
 
+@pytest.mark.numeric
 def test_drafts_are_checked_with_the_adapter(llama: tuple[Path, list[Path]]) -> None:
     folder, adapters = llama
     runner = open_runner(folder, settings(folder, adapters))
@@ -154,9 +155,12 @@ def test_drafts_are_checked_with_the_adapter(llama: tuple[Path, list[Path]]) -> 
     answers = generate(runner, prompts, 9)
     generate(runner, prompts, 1)
     found = runner.verify([20, 20], [answer[1:9] for answer in answers], 8)
-    assert [tokens[:8] for tokens in found] == [answer[1:9] for answer in answers]
+    for (prompt, number), answer, tokens in zip(prompts, answers, found, strict=True):
+        oracle = adapted(tiny.make_llama()[0], adapters[0] if number else None)
+        assert_same([answer[0], *tokens[:8]], answer, oracle, prompt)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "family",
     [
@@ -182,16 +186,13 @@ def test_adapters_of_other_families(tmp_path: Path, family: str) -> None:
     oracle, config = oracle_of(family)
     folder = tiny.save(tmp_path / "base", oracle, config)
     adapter = tiny_adapters.save_mlx(tmp_path / "adapter", oracle, seed=1, keys=keys)
-    oracle = oracle_of(family)[0]
-    load_adapters(oracle, str(adapter))
-    oracle.eval()
-    prompt = PROMPT[:30]
-    prompt = [token % 160 for token in prompt]
+    prompt = [token % 160 for token in PROMPT[:30]]
     runner = open_runner(folder, settings(folder, [adapter], max_context=128))
-    assert generate(runner, [(prompt, 1)], 12)[0] == oracle_greedy(oracle, prompt, 12)
-    assert generate(runner, [(prompt, 0)], 12)[0] == oracle_greedy(oracle_of(family)[0], prompt, 12)
+    for number, one in enumerate((None, adapter)):
+        assert_greedy(adapted(oracle_of(family)[0], one), prompt, generate(runner, [(prompt, number)], 12)[0])
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe"])
 def test_adapted_experts(tmp_path: Path, family: str) -> None:
     """With mlx-lm's default, which adapts every projection there is."""
@@ -206,14 +207,12 @@ def test_adapted_experts(tmp_path: Path, family: str) -> None:
     prompts = [[token % 160 for token in PROMPT[start : start + 40]] for start in (0, 10, 20)]
     answers = generate(runner, [(prompt, number) for number, prompt in enumerate(prompts)], 20)
     for number, prompt in enumerate(prompts):
-        oracle = oracle_of(family)[0]
-        if number:
-            load_adapters(oracle, str(adapters[number - 1]))
-            oracle.eval()
-        assert answers[number] == oracle_greedy(oracle, prompt, 20)
-        assert generate(runner, [(prompt, number)], 20)[0] == answers[number]
+        oracle = adapted(oracle_of(family)[0], adapters[number - 1] if number else None)
+        assert_greedy(oracle, prompt, answers[number])
+        assert_same(generate(runner, [(prompt, number)], 20)[0], answers[number], oracle, prompt)
 
 
+@pytest.mark.numeric
 def test_experts_adapted_one_by_one(tmp_path: Path) -> None:
     """As PEFT does where a model has a module for each expert; here two of them have none."""
     model, config = oracle_of("qwen3_moe")
@@ -234,9 +233,11 @@ def test_experts_adapted_one_by_one(tmp_path: Path) -> None:
     runner = open_runner(folder, settings(folder, [source, tmp_path / "peft"], max_context=128))
     prompt = [token % 160 for token in PROMPT[:40]]
     same, other, base = generate(runner, [(prompt, 1), (prompt, 2), (prompt, 0)], 12)
-    assert same == other != base
+    assert_same(same, other, adapted(oracle_of("qwen3_moe")[0], source), prompt)
+    assert other != base
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("shape", [{}, {"attention_bias": True, "mlp_bias": True}, {"bits": 8}])
 def test_dora_beside_lora_and_none(tmp_path: Path, shape: dict[str, Any]) -> None:
     """Weights whose rows get lengths of their own, in both formats; q and v have some, k has not."""
@@ -255,17 +256,15 @@ def test_dora_beside_lora_and_none(tmp_path: Path, shape: dict[str, Any]) -> Non
     prompt = PROMPT[:40]
     answers = generate(runner, [(prompt, number) for number in range(4)], 20)
     for number, adapter in ((0, None), (1, dora), (2, dora), (3, lora)):
-        oracle = model()[0]
-        if adapter:
-            load_adapters(oracle, str(adapter))
-            oracle.eval()
-        assert answers[number] == oracle_greedy(oracle, prompt, 20)
-        assert generate(runner, [(prompt, number)], 20) == [answers[number]]
+        oracle = adapted(model()[0], adapter)
+        assert_greedy(oracle, prompt, answers[number])
+        assert_same(generate(runner, [(prompt, number)], 20)[0], answers[number], oracle, prompt)
 
 
 # PEFT's ways to scale
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("config", "scale"),
     [
@@ -282,9 +281,10 @@ def test_the_scale_of_peft(tmp_path: Path, config: dict[str, Any], scale: float)
     prompt = PROMPT[:30]
     both = open_runner(folder, settings(folder, [source, adapter]))
     same, other = generate(both, [(prompt, 1), (prompt, 2)], 12)
-    assert same == other
+    assert_same(same, other, adapted(tiny.make_llama()[0], source), prompt)
 
 
+@pytest.mark.numeric
 def test_a_rank_of_its_own_for_a_module(tmp_path: Path) -> None:
     model, base = tiny.make_llama()
     folder = tiny.save(tmp_path / "base", model, base)
@@ -294,19 +294,20 @@ def test_a_rank_of_its_own_for_a_module(tmp_path: Path) -> None:
     adapter = tiny_adapters.as_peft(tmp_path / "peft", source, **ranks)
     runner = open_runner(folder, settings(folder, [source, adapter]))
     same, other = generate(runner, [(PROMPT[:30], 1), (PROMPT[:30], 2)], 12)
-    assert same == other
+    assert_same(same, other, adapted(tiny.make_llama()[0], source), PROMPT[:30])
 
 
+@pytest.mark.numeric
 def test_an_adapter_on_a_gguf_file(tmp_path: Path) -> None:
     """Whose queries and keys lie in another order than those that the adapter was trained with."""
     file = tmp_path / "tiny.gguf"
     adapter = tiny_adapters.save_mlx(tmp_path / "adapter", write_gguf(file, "llama"), seed=1)
-    oracle = load_adapters(write_gguf(file, "llama"), str(adapter))
-    oracle.eval()
+    oracle = adapted(write_gguf(file, "llama"), adapter)
     prompt = [token % 160 for token in PROMPT[:30]]
     runner = open_runner(file, settings(file, [adapter], max_context=128))
-    base, adapted = generate(runner, [(prompt, 0), (prompt, 1)], 8)
-    assert adapted == oracle_greedy(oracle, prompt, 8) != base
+    base, other = generate(runner, [(prompt, 0), (prompt, 1)], 8)
+    assert_greedy(oracle, prompt, other)
+    assert other != base
 
 
 # What cannot be used is told

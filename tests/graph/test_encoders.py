@@ -17,6 +17,7 @@ from emlxd.graph.embedder import MlxEmbedder
 from emlxd.graph.encoder import DistanceBias
 from emlxd.graph.encoder_families import ENCODERS
 from emlxd.graph.open_embedder import kind_of, open_embedder
+from tests.agreement import close
 from tests.graph.tiny import make_llama, save
 from tests.graph.tiny_encoders import CONFIGS, DATA, PAIR, TEXTS, write_encoder
 
@@ -29,7 +30,8 @@ ALL_MODES: Final = {f"pooling_mode_{mode}": True for mode in ("cls_token", "max_
 
 def settings(folder: Path, **more: Any) -> ModelSettings:
     """Not compiled unless the test is about it: on a CPU that takes a compiler seconds."""
-    return ModelSettings(name="tiny", source=Source(path=folder), **({"compile": False} | more))
+    usual = {"compile": False, "dtype": "float32"}
+    return ModelSettings(name="tiny", source=Source(path=folder), **usual | more)
 
 
 def whole(*texts: list[int]) -> list[TokenizedText]:
@@ -77,6 +79,7 @@ def test_every_family_has_a_reference() -> None:
     assert set(REFERENCES) == set(ENCODERS)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("name", "compile"), [*((name, False) for name in REFERENCES), ("bert", True), ("modernbert", True)]
 )
@@ -88,9 +91,10 @@ def test_hidden_states_are_those_of_transformers(name: str, compile: bool, tmp_p
     embedder = open_embedder(folder, settings(folder, compile=compile))
     made = run(embedder, whole(*TEXTS), 4, 16)
     for vector, states in zip(made, found["hidden"], strict=True):
-        np.testing.assert_allclose(vector, np.concatenate(pooled(states)), atol=2e-4)
+        assert close(vector, np.concatenate(pooled(states)), on_cpu=2e-4)
 
 
+@pytest.mark.numeric
 def test_ranges_of_distance_are_those_of_mpnet() -> None:
     """The first distance of each: one by one up to 8, and from there two to a doubling."""
     starts = [*range(9), 12, 16, 23, 32, 46, 64, 91]
@@ -114,9 +118,10 @@ def test_a_long_text_through_mpnet_beside_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = oracle(torch.tensor([text])).last_hidden_state.mean(dim=1)[0].numpy()
     made = run(open_embedder(tmp_path, settings(tmp_path)), whole(text), 1, 300)
-    np.testing.assert_allclose(made[0], expected, atol=1e-4)
+    assert close(made[0], expected, on_cpu=1e-4)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", PAIRED)
 def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     found = REFERENCES[name]["rerank"]
@@ -124,16 +129,18 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
     assert kind_of(settings(folder), folder) == "rerank"
     tokens, second_at = PAIR
     made = run(open_embedder(folder, settings(folder)), [TokenizedText(tuple(tokens), second_at)], 2, 8)
-    assert made == [[pytest.approx(found["score"], abs=1e-5)]]
+    assert close(made, [[found["score"]]], on_cpu=1e-5)
 
 
+@pytest.mark.numeric
 def test_padding_and_company_change_nothing(bert: Path) -> None:
     embedder = open_embedder(bert, settings(bert))
     together = run(embedder, whole(*TEXTS), 4, 16)
     for text, vector in zip(TEXTS, together, strict=True):
-        assert run(embedder, whole(text), 1, 24)[0] == pytest.approx(vector, abs=1e-6)
+        assert close(run(embedder, whole(text), 1, 24)[0], vector, on_cpu=1e-6)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", REFERENCES)
 def test_several_texts_in_a_row_do_not_see_each_other(name: str, tmp_path: Path) -> None:
     found = REFERENCES[name]["embedding"]
@@ -145,9 +152,10 @@ def test_several_texts_in_a_row_do_not_see_each_other(name: str, tmp_path: Path)
     made = embedder.run([batch])[0]
     for place, vector in zip((1, 0, 2, 0, 2), made, strict=True):
         expected = np.concatenate(pooled(found["hidden"][place]))
-        np.testing.assert_allclose(vector, expected, atol=2e-4)
+        assert close(vector, expected, on_cpu=2e-4)
 
 
+@pytest.mark.numeric
 def test_batches_side_by_side_are_as_good_as_alone(bert: Path) -> None:
     embedder = open_embedder(bert, settings(bert))
     batches = [TextBatch(tuple((text,) for text in whole(*TEXTS)), 4, length) for length in (16, 24)]
@@ -162,12 +170,14 @@ def test_a_shape_is_traced_once(bert: Path) -> None:
     assert embedder.traces == 2
 
 
+@pytest.mark.numeric
 def test_without_sentence_files_the_mean_has_length_1(bert: Path) -> None:
     (vector,) = run(open_embedder(bert, settings(bert)), whole(TEXTS[1]), 1, 16)
     mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
-    assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-4)
+    assert close(vector, mean / np.linalg.norm(mean), on_cpu=1e-4)
 
 
+@pytest.mark.numeric
 def test_sentence_files_say_what_is_normalised_read_and_written_before(bert: Path) -> None:
     write_modules(bert, {"pooling_mode": "cls"}, "Normalize")
     prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "document"}
@@ -176,7 +186,7 @@ def test_sentence_files_say_what_is_normalised_read_and_written_before(bert: Pat
     embedder = open_embedder(bert, settings(bert))
     (vector,) = run(embedder, whole(TEXTS[1]), 1, 16)
     first = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[0]
-    assert vector == pytest.approx(first / np.linalg.norm(first), abs=1e-4)
+    assert close(vector, first / np.linalg.norm(first), on_cpu=1e-4)
     assert embedder.max_context == 24
     assert embedder.sentence.prompts == {"query": "query: ", "document": ""}
     assert embedder.sentence.default_prompt == "document"
@@ -184,6 +194,7 @@ def test_sentence_files_say_what_is_normalised_read_and_written_before(bert: Pat
     assert open_embedder(bert, longer).max_context == 40
 
 
+@pytest.mark.numeric
 def test_a_dense_layer_after_pooling(bert: Path) -> None:
     write_modules(bert, {"pooling_mode_mean_tokens": True}, "Dense")
     weight = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32)
@@ -195,9 +206,10 @@ def test_a_dense_layer_after_pooling(bert: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), {"linear.weight": mx.array(weight)})
     (vector,) = run(open_embedder(bert, settings(bert)), whole(TEXTS[1]), 1, 16)
     mean = pooled(REFERENCES["bert"]["embedding"]["hidden"][1])[2]
-    assert vector == pytest.approx(np.tanh(weight @ mean), abs=1e-3)
+    assert close(vector, np.tanh(weight @ mean), on_cpu=1e-3)
 
 
+@pytest.mark.numeric
 def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     """Saved as embedding models are: without a head, and without the name of what is below it."""
     oracle, config = make_llama()
@@ -210,7 +222,7 @@ def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     made = run(embedder, whole(*TEXTS), 4, 16)
     for text, vector in zip(TEXTS, made, strict=True):
         last = np.array(oracle.model(mx.array([text])))[0, -1]
-        assert vector == pytest.approx(last / np.linalg.norm(last), abs=1e-5)
+        assert close(vector, last / np.linalg.norm(last), on_cpu=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph.attention import Place
@@ -25,8 +25,8 @@ from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.self_attention import SelfAttention
 from emlxd.graph.transformer import Transformer
 from emlxd.graph.weights import Quantization
-from tests.graph.test_families import close, oracle_of
-from tests.graph.tiny_families import BASE, CONFIGS, config_of
+from tests.agreement import chooses_experts, close
+from tests.graph.tiny_families import BASE, CONFIGS, config_of, oracle_of
 
 PROMPT = [(7 * i * i + 3 * i) % 160 for i in range(30)]
 Tensors = dict[str, mx.array]
@@ -55,10 +55,16 @@ def expected_of(oracle: Any) -> mx.array:
     return oracle(mx.array([PROMPT]))[0].astype(mx.float32)
 
 
+def agrees(model: Transformer, oracle: Any, dtype: mx.Dtype = mx.float32) -> bool:
+    made, expected = logits_of(model), expected_of(oracle)
+    return close(made, expected, dtype=dtype, routed=chooses_experts(model))
+
+
 def tensors_of(oracle: Any) -> Tensors:
     return dict(tree_flatten(oracle.parameters()))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("weights", ["keep", "dense"])
 @pytest.mark.parametrize(
     ("mode", "bits", "group_size"),
@@ -79,28 +85,43 @@ def test_every_quantised_format_of_mlx(
     overrides = {f"model.layers.{index}.self_attn.o_proj": own for index in range(3)}
     quantization = {"group_size": group_size, "bits": bits, "mode": mode, **overrides}
     folder = save(tmp_path, tensors_of(oracle), config | {"quantization": quantization})
-    assert close(logits_of(load(folder, weights=weights)), expected_of(oracle))
+    assert agrees(load(folder, weights=weights), oracle)
 
 
+@pytest.mark.numeric
 def test_dense_weights_are_quantised_on_load(tmp_path: Path) -> None:
     oracle, config = oracle_of("llama")
     folder = save(tmp_path, tensors_of(oracle), config)
     model = load(folder, quantize=Quantization(32, 4))
     nn.quantize(oracle, 32, 4)
-    assert close(logits_of(model), expected_of(oracle))
+    assert agrees(model, oracle)
     mixer = model.layers[0].mixer
     assert isinstance(mixer, SelfAttention)
     assert mixer.out.weight.quantization == Quantization(32, 4)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_half_precision_folders(tmp_path: Path, dtype: mx.Dtype) -> None:
     oracle, config = oracle_of("llama")
     halves = {name: array.astype(dtype) for name, array in tensors_of(oracle).items()}
     oracle.load_weights([(name, array.astype(mx.float32)) for name, array in halves.items()])
-    assert close(logits_of(load(save(tmp_path, halves, config))), expected_of(oracle))
+    assert agrees(load(save(tmp_path, halves, config)), oracle)
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "glm4", "lfm2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_models_computed_in_half_precision(tmp_path: Path, family: str, dtype: str) -> None:
+    """Beside mlx-lm's with the same weights, computed in float32."""
+    oracle, config = oracle_of(family)
+    kind = getattr(mx, dtype)
+    oracle.update(tree_map(lambda array: array.astype(kind).astype(mx.float32), oracle.parameters()))
+    folder = save(tmp_path, tensors_of(oracle), config)
+    assert agrees(load(folder, dtype=dtype), oracle, kind)
+
+
+@pytest.mark.numeric
 def test_fp8_with_a_scale_for_each_block(tmp_path: Path) -> None:
     oracle, config = oracle_of("qwen3")
     tensors, rounded = tensors_of(oracle), []
@@ -112,7 +133,7 @@ def test_fp8_with_a_scale_for_each_block(tmp_path: Path) -> None:
             array = (mx.from_fp8(tensors[name], dtype=mx.float32) * scale).astype(mx.bfloat16)
         rounded.append((name, array.astype(mx.float32)))
     oracle.load_weights(rounded)
-    assert close(logits_of(load(save(tmp_path, tensors, config))), expected_of(oracle))
+    assert agrees(load(save(tmp_path, tensors, config)), oracle)
 
 
 def unstacked(tensors: Tensors, stacked: str, each: str, names: dict[str, str]) -> Tensors:
@@ -181,6 +202,7 @@ def gpt_oss_of_hugging_face(tensors: Tensors) -> Tensors:
     return found
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("family", "published"),
     [
@@ -196,24 +218,26 @@ def gpt_oss_of_hugging_face(tensors: Tensors) -> Tensors:
 def test_layouts_of_hugging_face(tmp_path: Path, family: str, published: Any) -> None:
     oracle, config = oracle_of(family)
     folder = save(tmp_path, published(tensors_of(oracle)), config)
-    assert close(logits_of(load(folder)), expected_of(oracle))
+    assert agrees(load(folder), oracle)
 
 
+@pytest.mark.numeric
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     oracle, config = oracle_of("gpt_oss")
     nn.quantize(oracle, 32, 4, mode="mxfp4", class_predicate=lambda path, _: path.endswith(EXPERTS))
     folder = save(tmp_path, gpt_oss_of_hugging_face(tensors_of(oracle)), config)
     for weights in ("keep", "dense"):
-        assert close(logits_of(load(folder, weights=weights)), expected_of(oracle))
+        assert agrees(load(folder, weights=weights), oracle)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_that_sees(tmp_path: Path, prefix: str) -> None:
     oracle, config = oracle_of("gemma3_text")
     tensors = {name.replace("model.", prefix, 1): array for name, array in tensors_of(oracle).items()}
     tensors["vision_tower.embeddings.weight"] = mx.zeros((2, 2))
     folder = save(tmp_path, tensors, {"model_type": "gemma3", "text_config": config})
-    assert close(logits_of(load(folder)), expected_of(oracle))
+    assert agrees(load(folder), oracle)
 
 
 def test_missing_and_leftover_tensors_are_listed(tmp_path: Path) -> None:

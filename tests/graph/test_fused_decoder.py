@@ -132,6 +132,7 @@ def model(
     yield load(tmp_path, monkeypatch, bits, **changed)
 
 
+@pytest.mark.numeric
 @needs_hopper
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 32])
 def test_computes_what_mlx_computes(model: Transformer, rows: int) -> None:
@@ -160,6 +161,7 @@ def test_computes_what_mlx_computes(model: Transformer, rows: int) -> None:
             assert mx.abs(array.astype(mx.float32) - same.astype(mx.float32)).max().item() < 0.1
 
 
+@pytest.mark.numeric
 @needs_hopper
 def test_a_row_that_does_not_decode_writes_nothing(model: Transformer) -> None:
     fused = FusedDecoder.of(model, slots=32, max_context=CONTEXT)

@@ -26,6 +26,7 @@ from emlxd.graph.gguf_blocks import KEPT_BITS, from_gguf
 from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.weights import Quantization
+from tests.agreement import chooses_experts, close
 from tests.graph import tiny
 from tests.graph.tiny_families import BASE, YARN
 
@@ -58,6 +59,7 @@ def random_blocks(name: str) -> tuple[TensorInfo, bytes, np.ndarray[Any, Any]]:
     return info, raw.tobytes(), dequantize(raw, gguf.GGMLQuantizationType(kind))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "name", sorted(block.name for block in BLOCK_TYPES.values() if block.name not in PLAIN)
 )
@@ -297,6 +299,7 @@ def add_tensor(
     writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("architecture", CASES)
 def test_a_gguf_file_computes_what_mlx_lm_computes(tmp_path: Path, architecture: str) -> None:
     oracle = write_gguf(tmp_path / "tiny.gguf", architecture)
@@ -306,7 +309,9 @@ def test_a_gguf_file_computes_what_mlx_lm_computes(tmp_path: Path, architecture:
     place = Place(slice(0, 1), mx.array([0]), len(PROMPT), 128)
     logits = model.logits(model.forward(mx.array([PROMPT]), place, cache.layers))
     expected = oracle(mx.array([PROMPT]))
-    assert float(mx.abs(logits - expected).max()) < 2e-3 * float(mx.abs(expected).max())
+    # Where Q8_0 is kept, its scales are rounded to 16 bits.
+    own = 2e-3 * float(mx.abs(expected).max())
+    assert close(logits[0], expected[0], on_cpu=own, routed=chooses_experts(model))
 
 
 def test_an_architecture_without_a_row_is_named(tmp_path: Path) -> None:

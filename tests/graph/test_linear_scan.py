@@ -8,6 +8,9 @@ import mlx.core as mx
 import pytest
 
 from emlxd.graph.linear_scan import Tokens, scan
+from tests.agreement import close
+
+pytestmark = pytest.mark.numeric
 
 ROWS, GROUPS, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 6, 8, 5
 
@@ -43,8 +46,8 @@ def state_before() -> mx.array:
     return mx.random.normal((ROWS, HEADS, VALUE_DIM, KEY_DIM))
 
 
-def assert_close(a: mx.array, b: mx.array, tolerance: float = 1e-5) -> None:
-    assert float(mx.abs(a - b).max()) <= tolerance * float(mx.abs(b).max())
+def agree(found: mx.array, expected: mx.array) -> bool:
+    return close(found, expected, on_cpu=1e-5 * float(mx.abs(expected).max()))
 
 
 @pytest.mark.parametrize("delta", [True, False])
@@ -54,7 +57,7 @@ def test_chunks_compute_what_single_tokens_do(length: int, delta: bool) -> None:
     for got, expected in zip(
         scan(tokens, state_before()), token_by_token(tokens, state_before()), strict=True
     ):
-        assert_close(got, expected)
+        assert agree(got, expected)
 
 
 def test_keys_that_are_all_the_same_cost_no_digits() -> None:
@@ -69,7 +72,7 @@ def test_keys_that_are_all_the_same_cost_no_digits() -> None:
     for got, expected in zip(
         scan(tokens, state_before()), token_by_token(tokens, state_before()), strict=True
     ):
-        assert_close(got, expected)
+        assert agree(got, expected)
 
 
 def test_a_state_that_fades_at_once_overflows_nowhere() -> None:
@@ -78,7 +81,7 @@ def test_a_state_that_fades_at_once_overflows_nowhere() -> None:
     for got, expected in zip(
         scan(tokens, state_before()), token_by_token(tokens, state_before()), strict=True
     ):
-        assert_close(got, expected)
+        assert agree(got, expected)
 
 
 @pytest.mark.parametrize("delta", [True, False])
@@ -91,5 +94,5 @@ def test_tokens_past_a_row_s_length_leave_its_state(delta: bool) -> None:
         None if tokens.beta is None else tokens.beta[:, :51],
     )
     expected, after = token_by_token(short, state_before())
-    assert_close(state[1], after[1])
-    assert_close(outs[1, :51], expected[1])
+    assert agree(state[1], after[1])
+    assert agree(outs[1, :51], expected[1])

@@ -7,10 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from emlxd.config import ModelSettings, Source
-from emlxd.core import SamplingParams
 from emlxd.graph.attention import Place
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.checkpoint import open_checkpoint
@@ -19,9 +17,11 @@ from emlxd.graph.kv_cache import KVCache
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
+from tests.agreement import GREEDY, assert_greedy, close, oracle_logits
 from tests.graph import tiny
 
-GREEDY = SamplingParams(temperature=0.0)
+pytestmark = pytest.mark.numeric
+
 PROMPT = [(7 * i * i + 3 * i) % 320 for i in range(90)]
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -41,18 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
 }
-
-
-def oracle_logits(model: Any, tokens: list[int]) -> mx.array:
-    return model(mx.array([tokens]))[0].astype(mx.float32)
-
-
-def oracle_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
-    cache, out, step = make_prompt_cache(model), [], tokens
-    for _ in range(count):
-        step = [int(mx.argmax(model(mx.array([step]), cache=cache)[0, -1]))]
-        out += step
-    return out
 
 
 def settings(folder: Path, **changes: Any) -> ModelSettings:
@@ -91,7 +79,7 @@ def test_logits_equal_the_oracle(tmp_path: Path, variant: str) -> None:
         piece = PROMPT[start : start + 40]
         place = Place(slice(1, 2), mx.array([start]), len(piece), 128)
         hidden = model.forward(mx.array([piece]), place, cache.layers)
-        assert mx.allclose(model.logits(hidden)[0], expected[start : start + 40], rtol=1e-4, atol=1e-4)
+        assert close(model.logits(hidden)[0], expected[start : start + 40])
 
 
 @pytest.mark.parametrize("compile", [True, False])
@@ -102,12 +90,13 @@ def test_greedy_tokens_equal_the_oracle(tmp_path: Path, compile: bool, quantized
         config = tiny.quantize(oracle, config)
     folder = tiny.save(tmp_path, oracle, config)
     prompts = {0: PROMPT[:50], 1: PROMPT[5:20], 2: PROMPT[30:90]}
-    expected = {slot: oracle_greedy(oracle, prompt, 32) for slot, prompt in prompts.items()}
     for weights in ("keep", "dense"):
         runner = open_runner(
             folder, settings(folder, slots=4, compile=compile, dtype="float32", weights=weights)
         )
-        assert generate(runner, prompts, 32, chunk=16) == expected
+        answers = generate(runner, prompts, 32, chunk=16)
+        for slot, prompt in prompts.items():
+            assert_greedy(oracle, prompt, answers[slot])
 
 
 def test_ragged_prompts_prefill_side_by_side(tmp_path: Path) -> None:
@@ -120,9 +109,8 @@ def test_ragged_prompts_prefill_side_by_side(tmp_path: Path) -> None:
     ]
     first = runner.prefill(rows).read().tokens
     second = runner.decode([len(prompt) for prompt in prompts]).read().tokens
-    expected = [oracle_greedy(oracle, prompt, 2) for prompt in prompts]
-    assert [first[1], first[2], first[0]] == [tokens[0] for tokens in expected]
-    assert second == [tokens[1] for tokens in expected]
+    for prompt, *answer in zip(prompts, (first[1], first[2], first[0]), second, strict=True):
+        assert_greedy(oracle, prompt, answer)
 
 
 def test_a_moved_sequence_goes_on_as_before(tmp_path: Path) -> None:
@@ -133,7 +121,7 @@ def test_a_moved_sequence_goes_on_as_before(tmp_path: Path) -> None:
     runner.move(2, 0, 44)
     for step in range(5):
         out += runner.decode([44 + step]).read().tokens
-    assert out == oracle_greedy(oracle, PROMPT[40:80], 10)
+    assert_greedy(oracle, PROMPT[40:80], out)
 
 
 def test_a_slot_in_the_middle_of_its_prompt_survives_decode_steps_of_others(tmp_path: Path) -> None:
@@ -146,7 +134,7 @@ def test_a_slot_in_the_middle_of_its_prompt_survives_decode_steps_of_others(tmp_
     runner.decode([10])
     last = PrefillRow(1, 25, tuple(PROMPT[25:40]), Begin(GREEDY, tuple(PROMPT[:40])))
     first = runner.prefill([last]).read().tokens
-    assert first == oracle_greedy(oracle, PROMPT[:40], 1)
+    assert_greedy(oracle, PROMPT[:40], first)
 
 
 def test_the_last_position_of_the_context_is_used(tmp_path: Path) -> None:
@@ -155,7 +143,7 @@ def test_the_last_position_of_the_context_is_used(tmp_path: Path) -> None:
     runner = open_runner(folder, settings(folder, slots=2, max_context=64, dtype="float32"))
     prompt = PROMPT[:60]
     runner.decode([0])
-    assert generate(runner, {1: prompt}, 5)[1] == oracle_greedy(oracle, prompt, 5)
+    assert_greedy(oracle, prompt, generate(runner, {1: prompt}, 5)[1])
 
 
 def test_steps_are_traced_once_a_shape(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from emlxd.graph.batch import Begin
 from emlxd.graph.sampling import SamplingMode, fold_seed, logprobs, sample
 from emlxd.graph.slots import SlotSampling
 
+pytestmark = pytest.mark.numeric
+
 VOCAB = 40
 END = 39
 DRAWS = 4000

@@ -43,6 +43,14 @@ class Listener:
         return "".join(piece.text for piece in pieces if piece.index == index)
 
     @property
+    def tokens(self) -> list[int]:
+        return self.tokens_of(0)
+
+    def tokens_of(self, index: int) -> list[int]:
+        """Of the texts that ``Output`` writes."""
+        return [int(word) for word in self.text_of(index).split()]
+
+    @property
     def end(self) -> Finished | Failed | None:
         last = self.events[-1] if self.events else None
         return last if isinstance(last, Finished | Failed) else None

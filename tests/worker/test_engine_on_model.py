@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from emlxd.config import ModelSettings, PrefixCacheSettings, Source
-from emlxd.core import GenerateRequest, PromptScored, SamplingParams, TextPiece
+from emlxd.core import GenerateRequest, PromptScored, SamplingParams, TextPiece, TokenLogprob
 from emlxd.errors import ServerFault
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
 from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.speculation import PromptLookup
+from tests.agreement import GREEDY, assert_same, bound, chooses_experts, spared
 from tests.graph import tiny
 from tests.graph.tiny_families import oracle_of
 from tests.worker.harness import Drive, Listener
 
 SLOTS = 4
+END = 3
 PROMPTS = [[(7 * i * i + 3 * i + seed) % 320 for i in range(20 + 37 * seed)] for seed in range(6)]
-GREEDY = SamplingParams(temperature=0.0)
 CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=5)
 
 MakeDrive = Callable[..., Drive]
@@ -36,13 +36,19 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def oracle(family: str) -> tuple[nn.Module, dict[str, Any]]:
+def model(family: str) -> tuple[Any, dict[str, Any]]:
+    """mlx-lm's, and its config.json."""
     return oracle_of(family, vocab_size=320, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, oracle: tuple[nn.Module, dict[str, Any]]) -> Path:
-    return tiny.save(tmp_path_factory.mktemp("tiny"), *oracle)
+def oracle(model: tuple[Any, dict[str, Any]]) -> Any:
+    return model[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: tuple[Any, dict[str, Any]]) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("tiny"), *model)
 
 
 def open_tiny(folder: Path, *, prefix_bytes: int = 1 << 20) -> MlxRunner:
@@ -54,7 +60,7 @@ def open_tiny(folder: Path, *, prefix_bytes: int = 1 << 20) -> MlxRunner:
         prefill_chunk=64,
         prefix_cache=PrefixCacheSettings(bytes=prefix_bytes),
     )
-    return open_runner(folder, settings, [3])
+    return open_runner(folder, settings, [END])
 
 
 @pytest.fixture(scope="module")
@@ -74,54 +80,59 @@ def request(
     return GenerateRequest(str(id), tuple(prompt), 24, params, **changes)  # type: ignore[arg-type]
 
 
-def solo(drive: Drive, prompt: list[int], params: SamplingParams = GREEDY, **changes: object) -> str:
+def solo(drive: Drive, prompt: list[int], params: SamplingParams = GREEDY, **changes: object) -> list[int]:
     listener = drive.submit(request("solo", prompt, params, **changes))
     drive.run()
-    return listener.text
+    return listener.tokens
 
 
-def test_answers_are_the_same_alone_and_among_strangers(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_answers_are_the_same_alone_and_among_strangers(drive: Drive, oracle: Any) -> None:
     params = [GREEDY, CREATIVE, SamplingParams(seed=1), SamplingParams(temperature=0.5, seed=2, logprobs=3)]
     jobs = [(prompt, params[number % 4]) for number, prompt in enumerate(PROMPTS)]
     together = [drive.submit(request(number, *job)) for number, job in enumerate(jobs)]
     drive.run()
     for (prompt, param), listener in zip(jobs, together, strict=True):
-        assert solo(drive, prompt, param) == listener.text
+        assert_same(solo(drive, prompt, param), listener.tokens, oracle, prompt, param)
 
 
-def test_a_hit_gives_the_answer_of_a_miss(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_a_hit_gives_the_answer_of_a_miss(drive: Drive, oracle: Any) -> None:
     prompt = PROMPTS[5][:194]  # two tokens after the hit: what was taken up shows
     miss = drive.submit(request(1, prompt))
     drive.run()
     hit = drive.submit(request(2, prompt))
     drive.run()
     assert hit.end and hit.end.usage.cached_tokens == 192  # type: ignore[union-attr]
-    assert hit.text == miss.text
+    assert_same(hit.tokens, miss.tokens, oracle, prompt)
 
 
-def test_an_answer_is_a_prefix_for_the_next_turn(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_an_answer_is_a_prefix_for_the_next_turn(drive: Drive, oracle: Any) -> None:
     prompt = PROMPTS[5][:175]
     first = drive.submit(request(1, prompt))
     drive.run()
-    turn = [*prompt, *map(int, first.text.split()), 7, 8, 9]
+    turn = [*prompt, *first.tokens, 7, 8, 9]
     second = drive.submit(request(2, turn))
     drive.run()
     assert second.end and second.end.usage.cached_tokens == 192  # type: ignore[union-attr]
     drive.engine.recover(ServerFault("forget the cache"), shed=False)
-    assert solo(drive, turn) == second.text
+    assert_same(solo(drive, turn), second.tokens, oracle, turn)
 
 
-def test_answers_to_one_prompt_are_those_of_their_seeds(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_answers_to_one_prompt_are_those_of_their_seeds(drive: Drive, oracle: Any) -> None:
     many = drive.submit(request("many", PROMPTS[2], CREATIVE, n=6))
     drive.run()
-    texts = [many.text_of(index) for index in range(6)]
-    assert len(set(texts)) == 6
-    for index, text in enumerate(texts):
+    answers = [many.tokens_of(index) for index in range(6)]
+    assert len(set(map(tuple, answers))) == 6
+    for index, answer in enumerate(answers):
         params = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=5 + index)
-        assert solo(drive, PROMPTS[2], params) == text
+        assert_same(solo(drive, PROMPTS[2], params), answer, oracle, PROMPTS[2], params)
 
 
-def test_lost_memory_is_computed_again(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_lost_memory_is_computed_again(drive: Drive, oracle: Any) -> None:
     listener = drive.submit(request("kept", PROMPTS[1], CREATIVE))
     for _ in range(6):
         drive.step()
@@ -129,7 +140,7 @@ def test_lost_memory_is_computed_again(drive: Drive) -> None:
     drive.step()
     drive.engine.recover(ServerFault("full"), shed=True)
     drive.run()
-    assert listener.text == solo(drive, PROMPTS[1], CREATIVE)
+    assert_same(listener.tokens, solo(drive, PROMPTS[1], CREATIVE), oracle, PROMPTS[1], CREATIVE)
 
 
 def test_starting_anew_takes_no_more_memory_than_there_was(runner: MlxRunner) -> None:
@@ -151,34 +162,38 @@ class Everything:
         pass
 
 
-def test_a_masked_step_computes_what_a_plain_one_does(drive: Drive) -> None:
+@pytest.mark.numeric
+def test_a_masked_step_computes_what_a_plain_one_does(drive: Drive, oracle: Any) -> None:
     plain = [solo(drive, prompt, CREATIVE) for prompt in PROMPTS[:3]]
     masked = [
         drive.submit(request(number, prompt, CREATIVE), Everything() if number != 1 else None)
         for number, prompt in enumerate(PROMPTS[:3])
     ]
     drive.run()
-    assert [listener.text for listener in masked] == plain
+    for prompt, listener, expected in zip(PROMPTS[:3], masked, plain, strict=True):
+        assert_same(listener.tokens, expected, oracle, prompt, CREATIVE)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.7, top_p=0.9, seed=3)])
 def test_checked_drafts_give_the_tokens_of_plain_steps(
-    drive: Drive, runner: MlxRunner, params: SamplingParams
+    drive: Drive, runner: MlxRunner, oracle: Any, params: SamplingParams
 ) -> None:
     prompts = [PROMPTS[0] * 3, PROMPTS[1] * 2]
     plain = [solo(drive, prompt, params) for prompt in prompts]
     # What is drafted is the answer itself, broken now and then, so that drafts are right and wrong in turn.
-    texts = [[*prompt, *map(int, text.split())] for prompt, text in zip(prompts, plain, strict=True)]
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, plain, strict=True)]
     drafting = Drive(runner, slots=SLOTS, max_draft=4)
     listeners = [drafting.submit(request(f"d{n}", prompt, params)) for n, prompt in enumerate(prompts)]
     drafting.step()
     for sequence, text in zip(drafting.scheduler.running, texts, strict=True):
-        sequence.lookup = Oracle(text)
+        sequence.lookup = Scripted(text)
     drafting.run()
-    assert [listener.text for listener in listeners] == plain
+    for prompt, listener, expected in zip(prompts, listeners, plain, strict=True):
+        assert_same(listener.tokens, expected, oracle, prompt, params)
 
 
-class Oracle(PromptLookup):
+class Scripted(PromptLookup):
     """Drafts the true text, with every third token wrong."""
 
     def __init__(self, text: list[int]) -> None:
@@ -190,30 +205,35 @@ class Oracle(PromptLookup):
 
 
 def test_no_end_token_before_its_time(drive: Drive) -> None:
-    wish = SamplingParams(temperature=0.0, logit_bias=((3, 100.0),), min_tokens=5)
-    tokens = solo(drive, PROMPTS[0], wish).split()
-    assert tokens.index("3") == 5
+    wish = SamplingParams(temperature=0.0, logit_bias=((END, 100.0),), min_tokens=5)
+    assert solo(drive, PROMPTS[0], wish).index(END) == 5
 
 
-def test_log_probabilities_are_those_of_the_model(drive: Drive, oracle: tuple[Any, dict[str, Any]]) -> None:
+@pytest.mark.numeric
+def test_log_probabilities_are_those_of_the_model(drive: Drive, oracle: Any) -> None:
     prompt = PROMPTS[3]
     listener = drive.submit(
         request(1, prompt, SamplingParams(temperature=0.0, logprobs=2), prompt_logprobs=2)
     )
     drive.run()
-    tokens = [int(word) for word in listener.text.split()]
-    logits = oracle[0](mx.array([[*prompt, *tokens]]))[0]
+    tokens = listener.tokens
+    logits = oracle(mx.array([[*prompt, *tokens]]))[0]
+    scale = float(mx.abs(logits).max())
     expected = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
     scored = listener.events[0]
     assert isinstance(scored, PromptScored) and scored.logprobs[0] is None
     answered = [one for event in listener.events if isinstance(event, TextPiece) for one in event.logprobs]
     entries = [*scored.logprobs[1:], *answered]
     assert [entry.token for entry in entries if entry] == [*prompt[1:], *tokens]
-    for place, entry in enumerate(entries):
-        assert entry
-        assert entry.logprob == pytest.approx(expected[place][entry.token], abs=1e-3)
-        best = sorted(range(320), key=lambda token: -expected[place][token])[:2]
-        assert [token for token, _ in entry.top] == best
+    wrong = [place for place, entry in enumerate(entries) if not agrees(entry, expected[place], scale)]
+    assert len(wrong) <= spared(len(entries), chooses_experts(oracle))
+
+
+def agrees(entry: TokenLogprob | None, expected: list[float], scale: float) -> bool:
+    assert entry
+    best = [expected[token] for token, _ in entry.top]
+    near = abs(entry.logprob - expected[entry.token]) <= bound(scale, on_cpu=1e-3)
+    return near and best == pytest.approx(sorted(expected, reverse=True)[:2], abs=2 * bound(scale))
 
 
 def test_memory_and_traces_stay_flat(folder: Path) -> None:
@@ -234,15 +254,17 @@ def test_memory_and_traces_stay_flat(folder: Path) -> None:
     assert mx.get_active_memory() <= active + (64 << 10)
 
 
-def test_blocks_come_back_from_the_disk_after_a_restart(folder: Path, tmp_path: Path) -> None:
-    texts, cached = [], []
+@pytest.mark.numeric
+def test_blocks_come_back_from_the_disk_after_a_restart(folder: Path, oracle: Any, tmp_path: Path) -> None:
+    answers, cached = [], []
+    prompt = PROMPTS[5][:194]
     for _ in range(2):
         disk = DiskCache(tmp_path, "tiny", "v1", 1 << 20)
         drive = Drive(open_tiny(folder), slots=SLOTS, disk=disk)
-        listener = drive.submit(request("r", PROMPTS[5][:194]))
+        listener = drive.submit(request("r", prompt))
         drive.run()
         disk.close()
-        texts.append(listener.text)
+        answers.append(listener.tokens)
         cached.append(listener.end.usage.cached_tokens)  # type: ignore[union-attr]
-    assert texts[0] == texts[1]
+    assert_same(*answers, oracle, prompt)
     assert cached == [0, 192]

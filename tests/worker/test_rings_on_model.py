@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,21 +12,30 @@ from emlxd.core import GenerateRequest, SamplingParams
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
 from emlxd.worker.disk_cache import DiskCache
+from tests.agreement import GREEDY, assert_same
 from tests.graph import tiny
-from tests.graph.test_families import oracle_of
+from tests.graph.tiny_families import oracle_of
 from tests.worker.harness import Drive, Listener
+
+pytestmark = pytest.mark.numeric
 
 RING = 128
 PROMPT = [(7 * i * i + 3 * i) % 320 for i in range(300)]
-GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    oracle, config = oracle_of(
-        "gpt_oss", vocab_size=320, max_position_embeddings=1024, sliding_window=RING - 15
-    )
-    return tiny.save(tmp_path_factory.mktemp("rings"), oracle, config)
+def model() -> tuple[Any, dict[str, Any]]:
+    return oracle_of("gpt_oss", vocab_size=320, max_position_embeddings=1024, sliding_window=RING - 15)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: tuple[Any, dict[str, Any]]) -> Any:
+    return model[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: tuple[Any, dict[str, Any]]) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("rings"), *model)
 
 
 def open_tiny(folder: Path, prefix_bytes: int = 1 << 21) -> MlxRunner:
@@ -60,13 +70,13 @@ def submit(drive: Drive, prompt: list[int], count: int = 24, **changes: object) 
     return drive.submit(GenerateRequest(id, tuple(prompt), count, **changes))  # type: ignore[arg-type]
 
 
-def alone(runner: MlxRunner, prompt: list[int], count: int = 24, **changes: object) -> str:
+def alone(runner: MlxRunner, prompt: list[int], count: int = 24, **changes: object) -> list[int]:
     """The answer of an engine that has seen nothing else."""
     runner.reset()
     drive = Drive(runner, slots=2, chunk=16)
     listener = submit(drive, prompt, count, **changes)
     drive.run()
-    return listener.text
+    return listener.tokens
 
 
 def cached(listener: Listener) -> int:
@@ -74,38 +84,41 @@ def cached(listener: Listener) -> int:
 
 
 @pytest.mark.parametrize("shared", [300, 200, 130, 70])
-def test_a_prompt_goes_on_from_any_block(drive: Drive, runner: MlxRunner, shared: int) -> None:
+def test_a_prompt_goes_on_from_any_block(drive: Drive, runner: MlxRunner, oracle: Any, shared: int) -> None:
     submit(drive, PROMPT)
     drive.run()
     prompt = [*PROMPT[:shared], *range(5)]
     listener = submit(drive, prompt)
     drive.run()
     assert cached(listener) == shared // 64 * 64
-    assert listener.text == alone(runner, prompt)
+    assert_same(listener.tokens, alone(runner, prompt), oracle, prompt)
 
 
-def test_an_answer_longer_than_a_ring_is_a_prefix(drive: Drive, runner: MlxRunner) -> None:
+def test_an_answer_longer_than_a_ring_is_a_prefix(drive: Drive, runner: MlxRunner, oracle: Any) -> None:
     first = submit(drive, PROMPT[:50], 400)
     drive.run()
-    turn = [*PROMPT[:50], *map(int, first.text.split()), 7, 8, 9]
+    turn = [*PROMPT[:50], *first.tokens, 7, 8, 9]
     second = submit(drive, turn)
     drive.run()
     assert cached(second) == 448
-    assert second.text == alone(runner, turn)
+    assert_same(second.tokens, alone(runner, turn), oracle, turn)
 
 
-def test_an_answer_that_begins_late_does_not_copy_what_is_gone(drive: Drive, runner: MlxRunner) -> None:
+def test_an_answer_that_begins_late_does_not_copy_what_is_gone(
+    drive: Drive, runner: MlxRunner, oracle: Any
+) -> None:
     """The second answer waits for a slot, while the first one goes on past the prompt that they share."""
     params = SamplingParams(temperature=0.9, seed=5)
     submit(drive, PROMPT[100:110], 100)
     many = submit(drive, PROMPT[:150], 250, n=2, sampling=params)
     drive.run()
     for index in range(2):
-        expected = SamplingParams(temperature=0.9, seed=5 + index)
-        assert many.text_of(index) == alone(runner, PROMPT[:150], 250, sampling=expected)
+        own = SamplingParams(temperature=0.9, seed=5 + index)
+        expected = alone(runner, PROMPT[:150], 250, sampling=own)
+        assert_same(many.tokens_of(index), expected, oracle, PROMPT[:150], own)
 
 
-def test_answers_that_begin_together_share_their_prompt(drive: Drive, runner: MlxRunner) -> None:
+def test_answers_that_begin_together_share_their_prompt(drive: Drive, runner: MlxRunner, oracle: Any) -> None:
     many = submit(drive, PROMPT[:150], 30, n=2, sampling=SamplingParams(temperature=0.9, seed=5))
     computed = runner.prefill
     tokens = []
@@ -113,12 +126,11 @@ def test_answers_that_begin_together_share_their_prompt(drive: Drive, runner: Ml
     drive.run()
     runner.prefill = computed  # type: ignore[method-assign]
     assert sum(len(row.tokens) for row in tokens) == 151
-    assert many.text_of(1) == alone(
-        runner, PROMPT[:150], 30, sampling=SamplingParams(temperature=0.9, seed=6)
-    )
+    own = SamplingParams(temperature=0.9, seed=6)
+    assert_same(many.tokens_of(1), alone(runner, PROMPT[:150], 30, sampling=own), oracle, PROMPT[:150], own)
 
 
-def test_a_cache_too_small_for_a_prompt_keeps_its_beginning(folder: Path) -> None:
+def test_a_cache_too_small_for_a_prompt_keeps_its_beginning(folder: Path, oracle: Any) -> None:
     room = open_tiny(folder, 0).block_bytes * 3
     runner = open_tiny(folder, room)
     drive = Drive(runner, slots=2, chunk=16)
@@ -126,10 +138,10 @@ def test_a_cache_too_small_for_a_prompt_keeps_its_beginning(folder: Path) -> Non
         listener = submit(drive, PROMPT)
         drive.run()
     assert cached(listener) == 192
-    assert listener.text == alone(runner, PROMPT)
+    assert_same(listener.tokens, alone(runner, PROMPT), oracle, PROMPT)
 
 
-def test_what_was_overwritten_is_not_kept(folder: Path) -> None:
+def test_what_was_overwritten_is_not_kept(folder: Path, oracle: Any) -> None:
     """Another prompt takes the place of a running answer's first blocks, which only the cache still had."""
     runner = open_tiny(folder, open_tiny(folder, 0).block_bytes * 3)
     drive = Drive(runner, slots=2, chunk=16)
@@ -141,11 +153,11 @@ def test_what_was_overwritten_is_not_kept(folder: Path) -> None:
     listener = submit(drive, PROMPT)
     drive.run()
     assert cached(listener) == 0
-    assert listener.text == alone(runner, PROMPT)
+    assert_same(listener.tokens, alone(runner, PROMPT), oracle, PROMPT)
 
 
-def test_blocks_come_back_from_the_disk_into_rings(folder: Path, tmp_path: Path) -> None:
-    texts = []
+def test_blocks_come_back_from_the_disk_into_rings(folder: Path, oracle: Any, tmp_path: Path) -> None:
+    answers = []
     for expected in (0, 256):
         disk = DiskCache(tmp_path, "tiny", "v1", 1 << 22)
         drive = Drive(open_tiny(folder), slots=2, chunk=16, disk=disk)
@@ -153,5 +165,5 @@ def test_blocks_come_back_from_the_disk_into_rings(folder: Path, tmp_path: Path)
         drive.run()
         disk.close()
         assert cached(listener) == expected
-        texts.append(listener.text)
-    assert texts[0] == texts[1]
+        answers.append(listener.tokens)
+    assert_same(*answers, oracle, PROMPT)
