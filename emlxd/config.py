@@ -238,7 +238,9 @@ class PrefixCacheSettings(Section):
         description="Memory for K/V blocks of 64 tokens. 0 turns the cache off.",
     )
     disk: Path | None = Field(
-        default=None, description="A folder that also keeps the blocks, over restarts. Unset: none does."
+        default=None,
+        description="A folder that also keeps the blocks, over restarts; those of a model that was not used "
+        "for 30 days go. Unset: none does.",
     )
     disk_bytes: Size = Field(
         default=4 * 1024**3, ge=0, description="The most that a model's blocks take there."

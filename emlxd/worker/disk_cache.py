@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,18 +20,23 @@ log = structlog.get_logger(__name__)
 
 CHECKSUM_BYTES: Final = 16
 MOST_UNWRITTEN: Final = 64  # blocks; what comes while so many wait is not kept
+UNUSED: Final = 30 * 86400.0  # seconds after which a model's folder goes that nobody has opened or read
+
+_FINGERPRINT: Final = re.compile("[0-9a-f]{24}")
+_BLOCK: Final = re.compile(r"[0-9a-f]{32,}(\.part)?")
 
 
 class DiskCache:
     """Blocks by key, at most ``max_bytes`` of files in all, the least recently used going first.
 
-    The files of a model lie in ``folder / name / fingerprint``. Other fingerprints of the name are those of
-    former files, dtypes or versions, and are removed. A file begins with a checksum of what follows; one that
-    does not fit is a miss. Reading is for one thread; writing happens on a thread of its own.
+    The files of a model lie in ``folder / folder_name(name) / fingerprint``. Other fingerprints of the name
+    are those of former files, dtypes or versions, and are removed; so are models left ``UNUSED`` for long.
+    A file begins with a checksum of what follows; one that does not fit is a miss. Reading is for one thread;
+    writing happens on a thread of its own.
     """
 
     def __init__(self, folder: Path, name: str, fingerprint: str, max_bytes: int) -> None:
-        self._folder = folder.expanduser() / name.replace("/", "--") / fingerprint
+        self._folder = folder.expanduser() / folder_name(name) / fingerprint
         self._max_bytes = max_bytes
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -37,6 +44,7 @@ class DiskCache:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{name}")
         try:
             self._open()
+            remove_unused(self._folder.parent.parent, time.time() - UNUSED)
         except OSError as error:
             self._give_up(error)
 
@@ -83,6 +91,7 @@ class DiskCache:
         for sibling in self._folder.parent.iterdir():
             if sibling != self._folder:
                 shutil.rmtree(sibling, ignore_errors=True)
+        os.utime(self._folder)
         files = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):  # the worker that this one replaces may still be at it
@@ -99,6 +108,7 @@ class DiskCache:
             size = CHECKSUM_BYTES + len(block)
             if not self._make_room(size):
                 return
+            self._folder.mkdir(parents=True, exist_ok=True)  # another daemon may have found it unused
             part = self._path(key).with_suffix(".part")
             part.write_bytes(_checksum(block) + block)
             part.replace(self._path(key))
@@ -133,6 +143,39 @@ class DiskCache:
 
     def _path(self, key: bytes) -> Path:
         return self._folder / key.hex()
+
+
+def folder_name(model: str) -> str:
+    """A name that no other model has, also where case is ignored. It begins with what people can read."""
+    readable = re.sub("[^a-z0-9._-]", "-", model.lower())[:40]
+    return f"{readable}-{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
+
+
+def remove_unused(folder: Path, before: float) -> None:
+    """Removes models whose blocks were not used since ``before``, in Unix seconds.
+
+    The folder is the user's: what does not look like blocks of a model is left.
+    """
+    for model in folder.iterdir():
+        fingerprints = [path for path in _entries(model) if _FINGERPRINT.fullmatch(path.name)]
+        files = [file for path in fingerprints for file in _entries(path) if _BLOCK.fullmatch(file.name)]
+        if fingerprints and all(_used(path) < before for path in (*fingerprints, *files)):
+            for file in files:
+                file.unlink(missing_ok=True)
+            for path in (*fingerprints, model):
+                with suppress(OSError):  # something else is in it
+                    path.rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _checksum(block: bytes) -> bytes:
