@@ -62,7 +62,7 @@ def load_model(
         generation_config=generation_config,
         fingerprint=_fingerprint(settings, path, runner.max_context),
         adapters={
-            adapter.name: Adapter(number, _seed(adapter.name, adapter.source.path))
+            adapter.name: Adapter(number, repr((adapter.name, _identity(adapter.source.path))).encode())
             for number, adapter in enumerate(settings.adapters, 1)
             if adapter.source.path
         },
@@ -75,22 +75,22 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
     return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
 
 
-def _seed(name: str, path: Path) -> bytes:
-    """Not the files alone: two adapters' may be of one size and time."""
-    return repr((name, str(path), _stats(path))).encode()
-
-
 def _fingerprint(settings: ModelSettings, path: Path, max_context: int) -> str:
     """Keys depend on the context where a rotation is scaled for it (longrope)."""
     form = (settings.dtype, settings.weights, str(settings.quantize))
-    computed = (KV_FORMAT, *form, max_context, _stats(path))
+    computed = (KV_FORMAT, *form, max_context, _identity(path))
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
-def _stats(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of the file, or of all in the folder."""
+def _identity(path: Path) -> tuple[str, list[tuple[str, int, int, int]]]:
+    """What no other files have: where they lie, and of each its name, size and times.
+
+    Names and sizes are those of every fine-tune, and archives and copies set the time of modification as they
+    like. That of the last change is the system's own: it tells files apart that came to lie in one place.
+    """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    return str(path.resolve()), [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

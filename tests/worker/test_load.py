@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,3 +51,38 @@ def test_another_context_is_another_fingerprint(base: Path) -> None:
     usual, long = (load(base, max_context=size).fingerprint for size in (128, 256))
     assert usual != long
     assert load(base, max_context=128).fingerprint == usual
+
+
+def test_models_with_files_of_one_size_and_time_are_told_apart(base: Path, tmp_path: Path) -> None:
+    """Fine-tunes have the shapes of their base, and archives and copies set times as they like."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        shutil.copytree(base, folder)
+        set_times(folder)
+    first = load(here).fingerprint
+    assert load(there).fingerprint != first
+    assert load(here).fingerprint == first
+
+
+def test_other_files_in_the_same_place_are_another_model(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    set_times(folder)
+    before = load(folder).fingerprint
+    (weights,) = folder.glob("*.safetensors")
+    content, changed = bytearray(weights.read_bytes()), weights.stat().st_ctime_ns
+    content[-1] ^= 1
+    while weights.stat().st_ctime_ns == changed:  # a clock may be coarse
+        weights.write_bytes(content)
+    set_times(folder)
+    assert load(folder).fingerprint != before
+
+
+def test_a_link_to_a_model_is_the_model(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(base)
+    assert load(tmp_path / "link").fingerprint == load(base).fingerprint
+
+
+def set_times(folder: Path) -> None:
+    for file in folder.iterdir():
+        os.utime(file, ns=(0, 0))
