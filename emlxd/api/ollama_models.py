@@ -22,7 +22,7 @@ from emlxd.api.surface import ModelEntry, Registry, Services
 from emlxd.core import ModelCard
 from emlxd.errors import ModelNotFound
 
-LATEST: Final = ":latest"  # clients add it to a name without a tag
+LATEST: Final = ":latest"  # what a name without a tag means to Ollama; clients add it, or leave it out
 NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 CAPABILITIES: Final = {"chat": "completion", "embedding": "embedding", "rerank": "rerank"}
 
@@ -61,9 +61,12 @@ def routes(services: Services) -> Blueprint:
 
 
 def known_name(registry: Registry, name: str) -> str:
-    """The name as the registry has it. Raises ModelNotFound."""
+    """The name as the registry has it: this very one, or else the one that ``LATEST`` makes equal to it.
+
+    Raises ModelNotFound.
+    """
     names = {known for known, _ in _named(registry)}
-    for candidate in (name, name.removesuffix(LATEST)):
+    for candidate in (name, name.removesuffix(LATEST), name + LATEST):
         if candidate in names:
             return candidate
     raise ModelNotFound(name)

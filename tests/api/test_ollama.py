@@ -153,6 +153,33 @@ async def test_models(client: ollama.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "parent", "adapters"),
+    [
+        ("fake", "", ["org/fake-1b:sql"]),
+        ("fake:latest", "", ["org/fake-1b:sql"]),
+        ("org/fake-1b:latest", "", ["org/fake-1b:sql"]),
+        ("org/fake-1b:sql:latest", "org/fake-1b", ["org/fake-1b:sql"]),
+        ("org/fake-1b:latest", "org/fake-1b", ["org/fake-1b:latest"]),
+        ("org/fake-1b", "", ["org/fake-1b:latest"]),
+        ("tagged", "", []),
+        ("tagged:latest", "", []),
+    ],
+)
+async def test_latest_is_a_name_without_a_tag_unless_one_is_called_so(
+    asked: str, parent: str, adapters: list[str]
+) -> None:
+    registry = FakeRegistry(aliases=("fake", "tagged:latest"), adapters=tuple(adapters))
+    async with start_server(registry) as server:
+        client = ollama.AsyncClient(host=server.url, verify=False)
+        shown = await client.show(asked)
+        assert shown.details and shown.details.parent_model == parent
+        assert (await client.chat(**ASK | {"model": asked})).model == asked
+        with pytest.raises(ollama.ResponseError, match="does not exist"):
+            await client.show(f"{asked}:other")
+        await client.close()
+
+
+@pytest.mark.parametrize(
     ("card", "capabilities"),
     [
         (fake_card(thinks=True), ["completion", "tools", "thinking"]),
