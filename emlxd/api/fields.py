@@ -8,13 +8,13 @@ refusals, and is refused by name as soon as it asks for something.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from emlxd.api.body import json_type
+from emlxd.api.mistakes import request_error, shown
 from emlxd.core import Chunking
 from emlxd.errors import RequestError
 
@@ -45,8 +45,11 @@ def known_kind(*kinds: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         if not isinstance(value, dict):
             raise PydanticCustomError("object_type", "expected an object")
-        if value.get("type") not in kinds:
-            problem = f"type {value.get('type')!r} is not supported, expected {' or '.join(kinds)}"
+        if value.get("type") is None:
+            raise PydanticCustomError("missing_field", "missing", {"field": "type"})
+        if value["type"] not in kinds:
+            expected = " or ".join(f"'{kind}'" for kind in kinds)
+            problem = f"type {shown(value['type'])} is not supported, expected {expected}"
             raise PydanticCustomError("kind", "{problem}", {"problem": problem})
         return value
 
@@ -56,6 +59,22 @@ def known_kind(*kinds: str) -> BeforeValidator:
 def field_error(field: str, problem: str) -> PydanticCustomError:
     """For a check of several fields: the one at fault and what is wrong with it."""
     return PydanticCustomError("together", "{problem}", {"field": field, "problem": problem})
+
+
+def one_or_several(wrap: Callable[[str], Any], described: Any) -> BeforeValidator:
+    """A check that a value is an array, or a string that ``wrap`` makes an item of one.
+
+    ``described`` is the type that the API's description shows.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            return [wrap(value)]
+        if not isinstance(value, list):
+            raise PydanticCustomError("items_type", "expected a string or an array")
+        return value
+
+    return BeforeValidator(check, json_schema_input_type=described)
 
 
 def strings(value: Any, *, most: int | None = None) -> Any:
@@ -81,6 +100,14 @@ def _token_ids(value: Any) -> Any:
     return value
 
 
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=-1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
+Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
+
+
 class SamplingBody(Body):
     """The fields of every route that generates text, whoever's API it is.
 
@@ -88,19 +115,19 @@ class SamplingBody(Body):
     """
 
     model: str
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: (
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_token_ids)] | None
     ) = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    seed: Seed | None = None
     stream: bool | None = None
     stream_chunks: Chunking | None = None
 
@@ -189,36 +216,3 @@ def _same(value: Any, nothing: Any) -> bool:
         value = {key: inner for key, inner in value.items() if inner is not None}
     # In Python False == 0, in JSON it is not.
     return bool(value == nothing) and isinstance(value, bool) == isinstance(nothing, bool)
-
-
-def request_error(detail: ErrorDetails) -> RequestError:
-    context = detail.get("ctx", {})
-    param = _path([*detail["loc"], *([context["field"]] if "field" in context else [])])
-    kind, got = detail["type"], detail["input"]
-    if kind in ("missing", "missing_field"):
-        return RequestError(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    if kind.endswith("_type"):
-        expected = message.removeprefix("expected ")
-        return RequestError(
-            f"Invalid type for '{param}': expected {expected}, but got {json_type(got)}.",
-            param=param,
-            code="invalid_type",
-        )
-    if "Input should be" in detail["msg"]:
-        message = f"expected {message}, but got {_short(got)}"
-    return RequestError(f"Invalid value for '{param}': {message}.", param=param, code="invalid_value")
-
-
-def _path(loc: Sequence[int | str]) -> str:
-    """``("messages", 0, "content")`` as ``messages[0].content``."""
-    named = (step for step in loc if not str(step).startswith("<"))
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in named)
-    return path.removeprefix(".")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,7 +11,17 @@ import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
-from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, strings
+from emlxd.api.fields import (
+    Body,
+    Refusals,
+    SamplingBody,
+    Share,
+    field_error,
+    kind_tag,
+    known_kind,
+    one_or_several,
+    strings,
+)
 from emlxd.api.shapes import HeldBody, Name, client_tool
 from emlxd.text.dialect import Wishes
 
@@ -28,14 +38,13 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
 
-def _blocks(value: Any) -> Any:
-    """A string is one block of text."""
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+def _block(text: str) -> Json:
+    return {"type": "text", "text": text}
 
 
 TextBlocks = Annotated[
     list[Annotated[TextBlock, known_kind("text")]],
-    BeforeValidator(_blocks, json_schema_input_type=str | list[TextBlock]),
+    one_or_several(_block, str | list[TextBlock]),
 ]
 
 
@@ -79,7 +88,7 @@ class Turn(Body):
     content: Annotated[
         list[Block],
         Field(min_length=1),
-        BeforeValidator(_blocks, json_schema_input_type=str | list[Block]),
+        one_or_several(_block, str | list[Block]),
     ]
 
     @model_validator(mode="after")
@@ -197,7 +206,7 @@ class MessagesBody(SamplingBody, MessagesPrompt, HeldBody):
     refused: ClassVar[Refusals] = MessagesPrompt.refused
 
     max_tokens: Annotated[int, Field(ge=1)]
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Share | None = None
     stop_sequences: Annotated[
         list[str], BeforeValidator(_stop_sequences, json_schema_input_type=list[str] | None)
     ] = Field(default=[])

@@ -6,9 +6,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import Json, tool_call
-from emlxd.api.fields import Body, Refusals, field_error, strings
+from emlxd.api.fields import (
+    Body,
+    Penalty,
+    Refusals,
+    RepetitionPenalty,
+    Seed,
+    Share,
+    Temperature,
+    TopK,
+    field_error,
+    one_or_several,
+    strings,
+)
 from emlxd.api.shapes import ToolSpec
 
 NUMBERS = {
@@ -36,7 +49,7 @@ class Part(Body):
 
 
 class OllamaOptions(Part):
-    """Sampling. Values are checked under OpenAI's names.
+    """Sampling.
 
     How Ollama loads a model (``num_ctx``, ``num_gpu`` and the like) is not read: config.yaml says that here.
     """
@@ -49,14 +62,14 @@ class OllamaOptions(Part):
         "penalize_newline": (True,),
     }
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    seed: Seed | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     num_predict: Annotated[int, Field(ge=-2)] | None = None
     stop: Annotated[list[str], BeforeValidator(strings, json_schema_input_type=str | list[str] | None)] = (
         Field(default=[])
@@ -82,11 +95,23 @@ class OllamaBody(Body):
         return {"model": value["name"]} | value if isinstance(value, dict) and "name" in value else value
 
 
+def _format(value: Any) -> Any:
+    if not isinstance(value, dict) and value not in (None, "", "json"):
+        raise PydanticCustomError("format", "expected 'json' or an object, the schema of the answer")
+    return value
+
+
+def _think(value: Any) -> Any:
+    if not isinstance(value, bool) and value not in (None, "low", "medium", "high"):
+        raise PydanticCustomError("think", "expected a boolean, 'low', 'medium' or 'high'")
+    return value
+
+
 class OllamaGeneratingBody(OllamaBody):
     stream: bool | None = None
     options: OllamaOptions = OllamaOptions()
-    format: Literal["", "json"] | dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    format: Annotated[Literal["", "json"] | dict[str, Any] | None, BeforeValidator(_format)] = None
+    think: Annotated[bool | Literal["low", "medium", "high"] | None, BeforeValidator(_think)] = None
 
     @property
     def streams(self) -> bool:
@@ -187,7 +212,7 @@ class OllamaGenerateBody(OllamaGeneratingBody):
 
 
 class OllamaEmbedBody(OllamaBody):
-    input: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+    input: Annotated[list[str], one_or_several(str, str | list[str])]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, mo
 from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
-from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind
+from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, one_or_several
 from emlxd.api.shapes import HeldBody, Name, ThinkingBody, client_tool
 from emlxd.core import Grammar
 from emlxd.text.dialect import Wishes
@@ -33,9 +33,8 @@ class RefusalPart(Body):
         return self.refusal
 
 
-def _parts(value: Any) -> Any:
-    """A string is one part."""
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+def _part(text: str) -> Json:
+    return {"type": "input_text", "text": text}
 
 
 Part = Annotated[
@@ -46,7 +45,7 @@ Part = Annotated[
     Discriminator(kind_tag),
     known_kind("input_text", "output_text", "text", "refusal"),
 ]
-Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
+Parts = Annotated[list[Part], one_or_several(_part, str | list[Part])]
 
 
 class MessageItem(Body):
@@ -97,9 +96,8 @@ Item = Annotated[
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
-def _items(value: Any) -> Any:
-    """A string is one message of the user."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+def _item(text: str) -> Json:
+    return {"role": "user", "content": text}
 
 
 class ToolParam(Body):
@@ -169,9 +167,7 @@ class ResponsesBody(SamplingBody, HeldBody):
         "truncation": ("disabled",),
     }
 
-    input: Annotated[
-        list[Item], Field(min_length=1), BeforeValidator(_items, json_schema_input_type=str | list[Item])
-    ]
+    input: Annotated[list[Item], Field(min_length=1), one_or_several(_item, str | list[Item])]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from emlxd.api.body import json_type
 from emlxd.api.fields import Body, GenerationBody, Refusals, field_error
+from emlxd.api.mistakes import shown
 from emlxd.api.shapes import FormatBody, ThinkingBody, ToolsBody
 
 # Names that the template call gives itself; ``chat_template_kwargs`` must not give them again.
@@ -21,7 +22,7 @@ def _check_part(part: Any, place: int) -> None:
         raise _part_error(f"part {place} must be an object, not {json_type(part)}")
     kind = part.get("type")
     if kind not in PART_KINDS:
-        raise _part_error(f"part {place} has type {kind!r}, but this model reads text only")
+        raise _part_error(f"part {place} has type {shown(kind)}, but this model reads text only")
     if not isinstance(part.get(kind), str):
         raise _part_error(f"part {place} needs '{kind}', a string")
 
@@ -34,7 +35,7 @@ def _content(value: Any) -> Any:
     """A string, null, or a list of text parts."""
     if isinstance(value, list):
         if not value:
-            raise _part_error("expected at least one part")
+            raise _part_error("at least one part is needed")
         for place, part in enumerate(value):
             _check_part(part, place)
     elif not isinstance(value, str | None):
@@ -259,17 +260,29 @@ class DocumentBody(Body):
     text: str
 
 
+def _document(value: Any) -> Any:
+    """A string, or an object with a text."""
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("document_type", "expected a string or an object")
+    return value
+
+
+Document = Annotated[DocumentBody, BeforeValidator(_document, json_schema_input_type=str | DocumentBody)]
+
+
 class RerankBody(Body):
     model: str
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | DocumentBody], Field(min_length=1, max_length=2048)]
+    documents: Annotated[list[Document], Field(min_length=1, max_length=2048)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
 
     @property
     def texts(self) -> list[str]:
-        return [document if isinstance(document, str) else document.text for document in self.documents]
+        return [document.text for document in self.documents]
 
 
 class EmbeddingsBody(Body):

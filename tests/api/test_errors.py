@@ -113,11 +113,9 @@ async def test_messages_read_well(http: httpx.AsyncClient) -> None:
         return str(error_of(response, 400)["message"])
 
     assert await told(temperature="hot") == (
-        "Invalid type for 'temperature': expected number, but got a string."
+        "Invalid type for 'temperature': expected a number, but got a string."
     )
-    assert await told(temperature=3) == (
-        "Invalid value for 'temperature': expected less than or equal to 2, but got 3."
-    )
+    assert await told(temperature=3) == ("Invalid value for 'temperature': expected at most 2, but got 3.")
     assert await told(n=None, messages=[{"content": "x"}]) == (
         "Missing required parameter: 'messages[0].role'."
     )
