@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, server_url
+from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, daemon_client
 from emlxd.errors import UserError
 
 if TYPE_CHECKING:
     from emlxd.bench.engine import EngineOptions
     from emlxd.bench.http import BenchResult
+    from emlxd.cli.client import Client
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -103,13 +104,14 @@ def bench(
 
     from emlxd.bench.http import BenchOptions, run
     from emlxd.bench.report import to_comparison, to_json, to_table
+    from emlxd.cli.client import Client
 
-    url = url or server_url(load_settings(config).server)
+    server = daemon_client(config, url, api_key)
     options = BenchOptions(
-        url=url,
-        model=model or _first_model(url),
+        url=server.url,
+        model=model or _first_model(server),
         api=api,
-        api_key=api_key,
+        api_key=server.key,
         concurrency=concurrency,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
@@ -121,7 +123,9 @@ def bench(
     )
     measured = [options]
     if vs is not None:
-        measured.append(replace(options, url=vs, model=vs_model or model or _first_model(vs)))
+        other = Client(vs, api_key)  # a key of the configuration is none of another server's business
+        name = vs_model or model or _first_model(other)
+        measured.append(replace(options, url=vs, model=name, api_key=api_key))
     with Console(stderr=True).status("") as status:
         results = [asyncio.run(run(each, status.update)) for each in measured]
     if svg is not None:
@@ -166,10 +170,8 @@ def _write_chart(path: Path, results: Sequence[BenchResult]) -> None:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None
 
 
-def _first_model(url: str) -> str:
-    from emlxd.cli.client import Client
-
-    names = Client(url).model_names()
+def _first_model(server: Client) -> str:
+    names = server.model_names()
     if not names:
-        raise UserError(f"{url} lists no models. Name one with --model.")
+        raise UserError(f"{server.url} lists no models. Name one with --model.")
     return names[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emlxd.cli.options import ConfigOption, find_config
+from emlxd.cli.options import ConfigOption, UrlOption, find_config
 from emlxd.cli.reload import ask, print_plan
 from emlxd.errors import UserError
 
@@ -21,6 +21,7 @@ def check(
     against_running: Annotated[
         bool, typer.Option("--against-running", help="Say also what a reload of the daemon would change.")
     ] = False,
+    url: UrlOption = None,
 ) -> None:
     """Say what is wrong with the configuration, by line.
 
@@ -41,7 +42,7 @@ def check(
     if here:
         _print_memory(settings, here)
     if against_running:
-        print_plan(ask(path, dry_run=True))
+        print_plan(ask(path, url, dry_run=True))
 
 
 def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:

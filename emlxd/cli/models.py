@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from emlxd.cli.options import ConfigOption, JsonOption, daemon_client, load_settings
+from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, daemon_client, load_settings
 
 
-def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def models(config: ConfigOption = None, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the models, their files and their state.
 
     The models are those of the configuration; their state is the running daemon's.
@@ -19,7 +19,7 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from emlxd.sources import locate_model
 
     settings = load_settings(config)
-    states, remark = daemon_client(config, None).states()
+    states, remark = daemon_client(config, url).states()
     rows: list[dict[str, Any]] = [
         {
             "model": model.name,

@@ -95,16 +95,19 @@ def client_key(settings: ServerSettings) -> str | None:
     return os.environ.get("EMLXD_API_KEY") or (keys[0].decode() if keys else None)
 
 
-def daemon_client(config: Path | None, url: str | None) -> Client:
-    """A client of the server at ``url``, or of the daemon with that configuration. Raises UserError."""
+def daemon_client(config: Path | None, url: str | None, key: str | None = None) -> Client:
+    """A client of the server at ``url``, or of the daemon with that configuration. Raises UserError.
+
+    Without a ``key`` it is that of ``EMLXD_API_KEY``; a daemon's own is in its configuration, too.
+    """
     from emlxd.cli.client import Client
 
     if url is not None:
-        return Client(url, os.environ.get("EMLXD_API_KEY"))
+        return Client(url, key or os.environ.get("EMLXD_API_KEY"))
     from emlxd.config_file import load_server
 
     server = load_server(find_config(config))
-    return Client(server_url(server), client_key(server))
+    return Client(server_url(server), key or client_key(server))
 
 
 def server_url(settings: ServerSettings) -> str:

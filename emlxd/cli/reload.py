@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from emlxd.cli.options import ConfigOption, find_config
+from emlxd.cli.options import ConfigOption, UrlOption, daemon_client, find_config
 from emlxd.errors import UserError
 
 SAYS = {
@@ -24,22 +24,27 @@ SAYS = {
 
 def reload(
     config: ConfigOption = None,
+    url: UrlOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
     ] = False,
 ) -> None:
-    """Let the running daemon read its configuration again. Status 1 if it is refused."""
-    print_plan(ask(find_config(config), dry_run=dry_run))
+    """Let the running daemon read its configuration again. Status 1 if it is refused.
+
+    With --url that is the file of the daemon there, whichever it is.
+    """
+    if url is None:
+        print_plan(ask(find_config(config), None, dry_run=dry_run))
+    else:
+        print_plan(daemon_client(None, url).reload(dry_run=dry_run))
 
 
-def ask(path: Path, *, dry_run: bool) -> Mapping[str, list[str]]:
+def ask(path: Path, url: str | None, *, dry_run: bool) -> Mapping[str, list[str]]:
     """What the daemon answers, which must run with the file at ``path``. Raises UserError."""
-    from emlxd.cli.client import Client
-    from emlxd.cli.options import client_key, server_url
     from emlxd.config_file import load
 
-    settings = load(path)
-    client = Client(server_url(settings.server), client_key(settings.server))
+    load(path)  # what is wrong with it is told without the daemon
+    client = daemon_client(path, url)
     running = Path(client.status()["config"])
     if not running.exists() or not running.samefile(path):
         raise UserError(f"The daemon at {client.url} runs with {running}, not with {path}.")

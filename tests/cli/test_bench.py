@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from xml.etree import ElementTree
 
 import pytest
 
 from emlxd.bench import engine
 from emlxd.graph import random_model
+from tests.cli.conftest import Daemon
 
 QUICK = ("--repeats", "2", "--warmup", "0", "--max-tokens", "4", "--prompt-tokens", "8")
 
@@ -59,6 +61,19 @@ def test_the_address_comes_from_the_configuration(emlxd, config, daemon):
     config(port=daemon.server_port)
     assert emlxd("bench", *QUICK).exit_code == 0
     assert daemon.asked
+
+
+def test_a_key_of_the_configuration_goes_to_its_daemon_and_to_no_other(emlxd, config, daemon, monkeypatch):
+    """A daemon with keys wants one for the list of its models, too."""
+    monkeypatch.setenv("EMLXD_SERVER__API_KEYS", '["of-the-file"]')
+    config(port=daemon.server_port)
+    assert emlxd("bench", *QUICK).exit_code == 0
+    assert daemon.keys == {"Bearer of-the-file"}
+    with Daemon() as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        assert emlxd("bench", "--vs", other.url, *QUICK).exit_code == 0
+        other.shutdown()
+        assert other.keys == {None}
 
 
 @pytest.mark.parametrize(

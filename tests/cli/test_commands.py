@@ -22,6 +22,12 @@ def test_help_names_every_command(emlxd):
     assert all(name in text for name in ("serve", "check", "pull", "models", "chat", "bench"))
 
 
+@pytest.mark.parametrize("command", ["bench", "chat", "check", "models", "ps", "reload", "status"])
+def test_every_command_that_asks_a_daemon_can_be_told_which(emlxd, command):
+    text = " ".join(emlxd(command, "--help").stdout.split())
+    assert "--url URL The server; without it the address in the configuration." in text
+
+
 @pytest.mark.parametrize("arguments", [["sevre"], ["check", "--nope"], ["check", "one-too-many"]])
 def test_wrong_usage_exits_2(emlxd, arguments):
     assert emlxd(*arguments).exit_code == 2
@@ -169,6 +175,13 @@ def test_models_lists_files_and_states(emlxd, config, daemon):
     assert rows[0] == ["model", "aliases", "source", "files", "state"]
     assert (rows[1][0], rows[1][1], rows[1][-2:]) == ("small", "s", ["here", "loaded"])
     assert (rows[2][0], rows[2][-2:]) == ("absent", ["missing", "failed"])
+    assert result.stderr == ""
+
+
+def test_models_asks_the_daemon_that_is_named(emlxd, config, daemon):
+    config(port=1)
+    result = emlxd("models", "--url", daemon.url)
+    assert result.stdout.splitlines()[1].split()[-1] == "loaded"
     assert result.stderr == ""
 
 

@@ -56,6 +56,22 @@ def test_a_daemon_with_another_file_is_not_asked_to_reload(emlxd, running, confi
     assert running.paths == ["/admin/status"]
 
 
+def test_a_daemon_elsewhere_reloads_whichever_file_it_runs_with(emlxd, daemon):
+    daemon.answers["/admin/reload?dry_run=false"] = {"plan": PLAN}
+    result = emlxd("reload", "--url", daemon.url)
+    assert result.exit_code == 0, result.stderr
+    assert daemon.paths == ["/admin/reload?dry_run=false"]
+
+
+def test_a_file_is_checked_against_a_daemon_elsewhere(emlxd, running, config, tmp_path):
+    config(port=1)
+    (tmp_path / "small.gguf").unlink()
+    assert "No server answers" in emlxd("check", "--against-running").stderr
+    result = emlxd("check", "--against-running", "--url", f"{running.url}/v1")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("new comes\nserver.port changes with the next restart\n")
+
+
 def test_a_key_is_sent_if_there_is_one(emlxd, running, monkeypatch):
     emlxd("reload")
     assert running.keys == {None}
