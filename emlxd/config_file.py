@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
@@ -106,7 +107,8 @@ class _Document:
         # Only its constructor for scalars is used; a safe one, which knows no Python objects.
         self._scalars = yaml.SafeLoader("")
         try:
-            root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+            text = path.read_text(encoding="utf-8-sig")
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
             if root is None:
                 raise ConfigError([f"{path}:1: the file is empty, expected at least a list of models"])
             if not isinstance(root, yaml.MappingNode):
@@ -115,17 +117,20 @@ class _Document:
         except OSError as error:
             raise ConfigError([f"{path}: cannot read the file: {error.strerror}"]) from None
         except UnicodeDecodeError as error:
-            raise ConfigError([f"{path}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
+            at = f"{path}:{1 + error.object[: error.start].count(10)}"
+            raise ConfigError([f"{at}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
         except RecursionError:
             raise ConfigError([f"{path}: nested too deeply, expected a few levels"]) from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
             context = f" {error.context}" if error.context else ""
-            raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}"]) from None
-        except yaml.YAMLError as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError([f"{path}: not valid YAML: {reason}"]) from None
+            meant = "; YAML is indented with spaces" if "'\\t'" in (error.problem or "") else ""
+            raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}{meant}"]) from None
+        except yaml.reader.ReaderError as error:
+            line = 1 + text[: error.position].count("\n")
+            found = f"found the character #x{error.character:04x}, expected text without it"
+            raise ConfigError([f"{path}:{line}: not valid YAML: {found}"]) from None
         if self._budget < 0:
             raise ConfigError([f"{path}: aliases expand to over {MAX_VALUES} values, expected fewer"])
 
@@ -169,7 +174,9 @@ class _Document:
                 for part in parts:
                     found = self._value(part, where)
                     merged = found | merged if isinstance(found, dict) else merged
-            elif not isinstance(key, str):
+                    if not isinstance(part, yaml.MappingNode):
+                        problem = "found nothing that can be merged, expected keys and values"
+            elif not isinstance(key, str) or not key:
                 problem = "found a key that is not text, expected text"
             elif key in values:
                 first = self._lines[(*where, key)]
@@ -345,7 +352,7 @@ def _short(value: Any) -> str:
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, dict | list):
         return "a section" if isinstance(value, dict) else "a list"
-    text = repr(value)
+    text = str(value) if isinstance(value, date) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

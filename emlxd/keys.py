@@ -24,8 +24,10 @@ def _read_file(path: Path) -> list[bytes]:
         with path.open(encoding="ascii") as file:
             mode = stat.S_IMODE(path.stat().st_mode)
             lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read {where}: {error}.") from None
+    except OSError as error:
+        raise UserError(f"Cannot read {where}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"Cannot read {where}: byte {error.start} is not ASCII, expected ASCII.") from None
     if mode & _TOO_OPEN:
         raise UserError(f"{where} has mode {mode:04o}: others may use it, expected 0600. chmod 600 {path}")
     keys = [line.split("#")[0].strip().encode() for line in lines]

@@ -47,7 +47,7 @@ def cache_dir() -> Path:
 def locate(source: Source) -> Path | None:
     """The source's .gguf file or model folder if it is on this machine already. Never uses the network."""
     if source.path is not None:
-        return source.path if source.path.is_dir() or _is_gguf(source.path) else None
+        return source.path if os.path.isdir(source.path) or _is_gguf(source.path) else None
     try:
         record = json.loads(_record_file(source).read_bytes())
         path = cache_dir() / record["path"]
@@ -67,7 +67,7 @@ def fetch(source: Source, progress: Progress | None = None) -> Path:
     if found is not None:
         return found
     if source.path is not None:
-        what = "is neither a .gguf file nor a folder" if source.path.exists() else "does not exist"
+        what = "is neither a .gguf file nor a folder" if os.path.exists(source.path) else "does not exist"
         raise SourceError(f"{source.path} {what}, expected a .gguf file or a model folder")
     with _system_errors(source), _lock(source, report):
         return locate(source) or _download(source, report)
@@ -347,7 +347,8 @@ def _system_errors(source: Source) -> Iterator[None]:
 
 
 def _is_gguf(path: Path) -> bool:
-    return path.suffix == ".gguf" and path.is_file()
+    # Not Path's own, which raises for a folder that may not be read, or a name that is too long.
+    return path.suffix == ".gguf" and os.path.isfile(path)
 
 
 def _wrong_checksum(source: Source, found: str) -> SourceError:

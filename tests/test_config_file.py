@@ -320,11 +320,32 @@ MISTAKES = {
         "config.yaml:2: server: found a key that is not text, expected text",
     ),
     "syntax": ("server:\n  port: 1\n bad\n", "config.yaml:3: not valid YAML"),
-    "tab": ("server:\n\tport: 1\n", "config.yaml:2: not valid YAML"),
+    "tab": (
+        "server:\n\tport: 1\n",
+        "config.yaml:2: not valid YAML while scanning for the next token: found character '\\t' that cannot "
+        "start any token; YAML is indented with spaces",
+    ),
+    "date for a text": (
+        "server:\n  host: 2024-09-09\n",
+        "config.yaml:2: server.host: 2024-09-09 is not text, expected text",
+    ),
+    "empty key": ("server:\n  ? \n  : 1\n", "config.yaml:2: server: found a key that is not text"),
+    "merge of a number": (
+        "server:\n  <<: 3\n",
+        "config.yaml:2: server: found nothing that can be merged, expected keys and values",
+    ),
+    "merge of texts": (
+        "server:\n  <<: [{port: 1}, x]\n",
+        "config.yaml:2: server: found nothing that can be ",
+    ),
     "unknown alias": ("server: *none\n", "config.yaml:1: not valid YAML: found undefined alias"),
     "two documents": ("server: {}\n---\nserver: {}\n", "config.yaml:2: not valid YAML"),
-    "control character": (b"server: \x00", "config.yaml: not valid YAML: "),
-    "not UTF-8": (b"server: \xff", "config.yaml: byte 8 is not UTF-8, expected a UTF-8 file"),
+    "control character": (
+        b"log: {}\nserver: \x00",
+        "config.yaml:2: not valid YAML: found the character #x0000, expected text without it",
+    ),
+    "not UTF-8": (b"log: {}\nserver: \xff", "config.yaml:2: byte 16 is not UTF-8, expected a UTF-8 file"),
+    "UTF-16": ("log: {}".encode("utf-16"), "config.yaml:1: byte 0 is not UTF-8, expected a UTF-8 file"),
     "deep nesting": ("models: " + "[" * 5000, "config.yaml: nested too deeply, expected a few levels"),
     "itself inside itself": ("models: &a [*a]\n", "config.yaml: nested too deeply, expected a few levels"),
 }
@@ -335,6 +356,14 @@ def test_a_mistake_is_one_message_with_its_line(write, text: str | bytes, expect
     found = problems(write(text))
     assert len(found) == 1
     assert found[0].startswith(expected)
+
+
+def test_a_mark_at_the_beginning_is_no_mistake(write):
+    assert load(write(b"\xef\xbb\xbfserver: {port: 9}"), {}).server.port == 9
+
+
+def test_a_folder(tmp_path: Path):
+    assert problems(tmp_path) == [f"{tmp_path.name}: cannot read the file: Is a directory"]
 
 
 def test_no_file(tmp_path: Path):

@@ -59,7 +59,13 @@ def test_a_path_is_used_where_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("none", "does not exist"), ("notes.txt", "is neither a .gguf file nor a folder")]
+    ("name", "complaint"),
+    [
+        ("none", "does not exist"),
+        ("x" * 5000, "does not exist"),
+        ("nul\0.gguf", "does not exist"),
+        ("notes.txt", "is neither a .gguf file nor a folder"),
+    ],
 )
 def test_a_path_without_a_model_is_an_error(tmp_path: Path, name: str, complaint: str):
     (tmp_path / "notes.txt").touch()

@@ -10,7 +10,7 @@ import typer
 
 from emlxd.cli.options import ConfigOption, UrlOption, find_config
 from emlxd.cli.reload import ask, print_plan
-from emlxd.errors import UserError
+from emlxd.errors import SourceError, UserError
 
 if TYPE_CHECKING:
     from emlxd.config import ModelSettings, Settings
@@ -29,20 +29,34 @@ def check(
     Status 1 if something is wrong.
     """
     from emlxd.config_file import load
+    from emlxd.keys import read_keys
     from emlxd.sources import locate_model
 
     path = find_config(config)
     settings = load(path)
+    read_keys(settings.server)
     count = len(settings.models)
     typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
     here = [found for model in settings.models if (found := locate_model(model))]
     for model in settings.models:
         if model.name not in [found.name for found, _ in here]:
-            typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
+            typer.echo(f"{model.name}: {_missing(model)}", err=True)
     if here:
         _print_memory(settings, here)
     if against_running:
         print_plan(ask(path, url, dry_run=True))
+
+
+def _missing(model: ModelSettings) -> str:
+    from emlxd.sources import fetch, sources_of
+
+    try:
+        for source in sources_of(model):
+            if source.path is not None:
+                fetch(source)  # which downloads nothing
+    except SourceError as error:
+        return error.message
+    return "the files are not here yet; `emlxd pull` fetches them."
 
 
 def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:

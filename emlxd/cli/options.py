@@ -41,7 +41,7 @@ def complete_model(incomplete: str) -> list[str]:
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]", show_default=False, autocompletion=complete_model, help="A model's name or alias."
+        metavar="MODEL", show_default=False, autocompletion=complete_model, help="A model's name or alias."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def pull(model: ModelArgument = None, config: ConfigOption = None) -> None:
-    """Download a model of the configuration with its adapters, or all of them."""
+    """Download one model of the configuration, or all.
+
+    Each with its adapters. What is here already is not downloaded again.
+    """
     from emlxd.sources import locate, sources_of
 
     settings = load_settings(config)

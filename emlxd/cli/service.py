@@ -57,7 +57,10 @@ def _make(name: str, manager_of: Callable[[Definition], Manager], what: str) -> 
 
     @app.command()
     def install(config: ConfigOption = None) -> None:
-        """Check the configuration, write the file and start the daemon, now and with each login."""
+        """Start the daemon, now and with each login.
+
+        The configuration is checked first.
+        """
         typer.echo(manager_of(_define(config)).install())
 
     @app.command()

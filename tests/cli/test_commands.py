@@ -22,6 +22,11 @@ def test_help_names_every_command(emlxd):
     assert all(name in text for name in ("serve", "check", "pull", "models", "chat", "bench"))
 
 
+@pytest.mark.parametrize("arguments", [(), ("launchd",), ("systemd",)])
+def test_no_line_about_a_command_is_cut_off(emlxd, arguments):
+    assert "..." not in emlxd(*arguments, "--help").stdout.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("command", ["bench", "chat", "check", "models", "ps", "reload", "status"])
 def test_every_command_that_asks_a_daemon_can_be_told_which(emlxd, command):
     text = " ".join(emlxd(command, "--help").stdout.split())
@@ -82,7 +87,7 @@ def test_check_tells_the_memory_of_the_models_that_are_here(emlxd, config, tmp_p
     assert rows[1] == ["model", "weights", "cache", "prefix", "cache", "working", "memory", "total"]
     assert rows[2][:5] == ["a", "521.8", "KiB", "1.5", "MiB"]
     assert rows[-1] == ["budget", "1.0", "GiB"]
-    assert "b: the files are not here yet" in result.stderr
+    assert f"b: {tmp_path / 'absent.gguf'} does not exist, expected a .gguf file" in result.stderr
     assert result.exit_code == 0
 
 
@@ -92,6 +97,20 @@ def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
     config("models: [{name: a, source: {path: tiny}}]\nmemory: {budget: 1MiB}")
     result = emlxd("check")
     assert (result.exit_code, result.stderr) == (1, "Larger than memory.budget alone: a.\n")
+
+
+def test_check_says_what_can_be_downloaded(emlxd, config):
+    config("models: [{name: a, source: {hf: org/nowhere}}]")
+    assert emlxd("check").stderr == "a: the files are not here yet; `emlxd pull` fetches them.\n"
+
+
+def test_check_finds_keys_with_which_nothing_could_start(emlxd, config, tmp_path):
+    config("server: {api_keys_file: none.txt}\nmodels: []")
+    result = emlxd("check")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"Cannot read server.api_keys_file {tmp_path / 'none.txt'}: No such file or directory.\n"
+    )
 
 
 def test_check_finds_a_damaged_model(emlxd, config):
@@ -106,7 +125,7 @@ def test_adapters_are_checked_listed_and_pulled_with_their_model(emlxd, config, 
     tiny.save(tmp_path / "tiny", model, shape)
     entry = "models: [{name: a, source: {path: tiny}, adapters: [{name: x, source: {path: x}}]}]"
     config(entry)
-    assert "a: the files are not here yet" in emlxd("check").stderr
+    assert f"a: {tmp_path / 'x'} does not exist" in emlxd("check").stderr
     assert "missing" in emlxd("models").stdout
     tiny_adapters.save_mlx(tmp_path / "x", model, seed=1)
     rows = [line.split() for line in emlxd("check").stdout.splitlines()]
