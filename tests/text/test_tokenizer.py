@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -370,3 +371,23 @@ def test_default_model() -> None:
         assert tokenizer.decode(ids) == backend.decode(ids)
     assert tokenizer.special_ids == set(range(17))
     assert tokenizer.id_of("<|im_end|>") in tokenizer.eos_ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """The event loop is one of them: all streams would stand still."""
+    tokenizer, text = bpe(), "hello world " * 300_000
+    ping: Queue[None] = Queue()
+    pong: Queue[None] = Queue()
+
+    def echo() -> None:
+        for _ in range(300):
+            pong.put(ping.get())
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(echo)
+        encoding = threads.submit(tokenizer.encode, text)
+        for _ in range(300):  # each takes its turn at the interpreter
+            ping.put(None)
+            pong.get()
+        assert not encoding.done()
+        assert len(encoding.result()) >= 600_000
