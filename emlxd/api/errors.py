@@ -88,9 +88,9 @@ def translate(exception: Exception) -> EmlxdError:
 def _from_werkzeug(exception: HTTPException) -> EmlxdError:
     match exception.code:
         case 404:
-            return RouteNotFound(f"Unknown request URL: {request.method} {request.path}.")
+            return RouteNotFound(f"Unknown request URL: {request.method} {request.path[:80]}.")
         case 405:
-            return MethodNotAllowed(f"Not allowed to {request.method} on {request.path}.")
+            return MethodNotAllowed(f"Not allowed to {request.method} on {request.path[:80]}.")
         case 413:
             return PayloadTooLarge("The request body is too large.")
         case code:

@@ -33,7 +33,7 @@ class AdaptedWorker:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return await self._worker.encode(text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         return await self._worker.encode_chat(messages, **options)
 
     async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:

@@ -157,7 +157,7 @@ class ReaderWorker(ModelThread[_Job]):
             ),
         )
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Raises RequestError."""
         self._refuse()
 

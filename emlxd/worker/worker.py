@@ -134,6 +134,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
     async def encode_chat(
         self,
         messages: Rows[Mapping[str, Any]],
+        /,
         *,
         tools: Rows[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,

@@ -258,11 +258,14 @@ async def test_prefill(
     assert server.worker.submitted[-1].continues == continues
 
 
-async def test_chat_template_kwargs(server: Server, client: openai.AsyncOpenAI) -> None:
+@pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"self": 1, "worker": 2}])
+async def test_chat_template_kwargs(
+    server: Server, client: openai.AsyncOpenAI, variables: dict[str, Any]
+) -> None:
     await client.chat.completions.create(
-        model="fake", messages=HELLO, extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+        model="fake", messages=HELLO, extra_body={"chat_template_kwargs": variables}
     )
-    assert server.worker.chats[-1]["kwargs"] == {"enable_thinking": False}
+    assert server.worker.chats[-1]["kwargs"] == variables
 
 
 async def test_penalties_biases_and_ends(server: Server, client: openai.AsyncOpenAI) -> None:

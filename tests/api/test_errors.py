@@ -207,6 +207,18 @@ async def test_unknown_urls(http: httpx.AsyncClient) -> None:
     assert error_of(await http.post("/nowhere", content=b"x" * 1_000_000), 404)["code"] == "unknown_url"
 
 
+async def test_an_error_does_not_repeat_all_that_was_sent(http: httpx.AsyncClient) -> None:
+    long = "x" * 50_000
+    for answer in (
+        await http.post(CHAT, json={"model": long, "messages": HELLO}),
+        await http.post("/api/chat", json={"model": long, "messages": HELLO}),
+        await http.get(f"/v1/models/{long}"),
+        await http.get(f"/{long}"),
+        await http.put(f"/v1/models/{long}"),
+    ):
+        assert 400 <= answer.status_code < 500 and len(answer.content) < 500
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [

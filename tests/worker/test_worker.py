@@ -305,6 +305,15 @@ async def test_chats_are_encoded_by_the_template(make_worker: MakeWorker) -> Non
     assert await worker.encode("cab") == [2, 0, 1]
 
 
+async def test_a_template_may_have_variables_of_any_name(make_worker: MakeWorker) -> None:
+    """Clients name them, and must not get at the names of Python's parameters."""
+    worker = make_worker(template="{{ source }}{{ messages[0].content }}")
+    await worker.start()
+    variables: dict[str, Any] = {"self": "c", "source": "b", "cls": "c"}
+    messages = [{"role": "user", "content": "a"}]
+    assert await worker.encode_chat(messages, **variables) == [1, 0]
+
+
 async def test_a_model_without_a_template_says_so(make_worker: MakeWorker) -> None:
     worker = make_worker()
     await worker.start()
