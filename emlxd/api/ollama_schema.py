@@ -109,7 +109,7 @@ def _think(value: Any) -> Any:
 
 class OllamaGeneratingBody(OllamaBody):
     stream: bool | None = None
-    options: OllamaOptions = OllamaOptions()
+    options: OllamaOptions | None = None
     format: Annotated[Literal["", "json"] | dict[str, Any] | None, BeforeValidator(_format)] = None
     think: Annotated[bool | Literal["low", "medium", "high"] | None, BeforeValidator(_think)] = None
 
@@ -118,7 +118,7 @@ class OllamaGeneratingBody(OllamaBody):
         return self.stream is not False
 
     def as_openai(self) -> Json:
-        found = self.options.as_openai() | {"model": self.model}
+        found = (self.options or OllamaOptions()).as_openai() | {"model": self.model}
         if isinstance(self.think, bool):
             found["enable_thinking"] = self.think
         elif self.think is not None:
@@ -133,7 +133,7 @@ class OllamaGeneratingBody(OllamaBody):
 
 class CalledFunction(Body):
     name: str
-    arguments: dict[str, Any] = Field(default={})
+    arguments: dict[str, Any] | None = None
 
 
 class Call(Body):
@@ -173,7 +173,7 @@ class OllamaChatBody(OllamaGeneratingBody):
             if message.tool_calls:
                 ids = [f"call_{place}_{number}" for number in range(len(message.tool_calls))]
                 said["tool_calls"] = [
-                    tool_call(id, call.function.name, orjson.dumps(call.function.arguments).decode())
+                    tool_call(id, call.function.name, orjson.dumps(call.function.arguments or {}).decode())
                     for id, call in zip(ids, message.tool_calls, strict=True)
                 ]
                 waiting = [(call.function.name, id) for call, id in zip(message.tool_calls, ids, strict=True)]
@@ -196,7 +196,7 @@ class OllamaGenerateBody(OllamaGeneratingBody):
         "top_logprobs": (0,),
     }
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from emlxd.api.fields import Body
 from tests.api.test_properties import CHAT, GONE, VALID, app_with, error_text, mutated, places, post
@@ -71,6 +72,26 @@ async def test_no_message_speaks_of_python(route: str) -> None:
                 there = dotted(place)
                 assert named[1].startswith(there) or there.startswith(named[1]), (place, value, text)
     assert refused > len(places(valid))
+
+
+def bodies(base: type[Body]) -> list[type[Body]]:
+    return [kind for below in base.__subclasses__() for kind in (below, *bodies(below))]
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(bodies(Body)), ids=lambda kind: kind.__name__)
+def test_null_is_no_mistake_where_a_field_may_be_absent(kind: type[Body]) -> None:
+    for name, field in kind.model_fields.items():
+        if not field.is_required() and name != "type":
+            TypeAdapter(Annotated[field.annotation, name, *field.metadata]).validate_python(None, strict=True)
+
+
+async def test_ollamas_fields_may_be_null() -> None:
+    call = {"function": {"name": "f", "arguments": None}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    nothing = {"model": "fake", "options": None, "stream": False}
+    for path, fields in (("/api/chat", {"messages": messages}), ("/api/generate", {"prompt": None})):
+        status, answer = await post(app_with(FakeEmbedder()), path, nothing | fields)
+        assert status == 200, answer
 
 
 @pytest.mark.parametrize(
