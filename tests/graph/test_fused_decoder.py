@@ -15,7 +15,7 @@ from emlxd.graph.attention import Place
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.cuda import fused_decoder
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
-from emlxd.graph.cuda.shape import DecoderShape, Format, KernelShape, places_of
+from emlxd.graph.cuda.shape import SHARED_BYTES, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import blocks_of
 from emlxd.graph.device import Device
 from emlxd.graph.kv_cache import empty_layers
@@ -87,21 +87,60 @@ def test_the_table_has_the_words_that_the_kernel_reads(
     assert blocks is not None
     places = {"X": 1, "QKV": 2, "ATTENDED": 3, "HIDDEN": 4}
     words = fused_decoder._layer(blocks[0], places)
-    phase = 12  # Phase of decode.cuh: a matrix of 3, bias, norm, 4 sizes, kind, from, to
+    phase = 12  # Phase of decode.cuh: a matrix of 3 and its 4 sizes, bias, norm, kind, from, to
     assert len(words) == 4 * phase + 2
-    assert words[:phase] == [7, 0, 0, 0, 7, 256, 32, 16, 8, 0, 1, 2]
-    assert words[2 * phase : 3 * phase] == [7, 0, 0, 0, 7, 256, 64, 8, 512, 2, 1, 4]
+    assert words[:phase] == [7, 0, 0, 256, 32, 16, 8, 0, 7, 0, 1, 2]
+    assert words[2 * phase : 3 * phase] == [7, 0, 0, 256, 64, 8, 512, 0, 7, 2, 1, 4]
+
+
+def shape(**changed: Any) -> DecoderShape:
+    sizes: dict[str, Any] = {
+        "layers": 2,
+        "width": 256,
+        "hidden": 512,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+    }
+    sizes |= {"vocabulary": 4096, "max_context": CONTEXT, "format": Format(16), "eps": 1e-5, "qk_eps": 1e-5}
+    return DecoderShape(
+        **(sizes | {"scale": 0.125, "magnitude": 1.0, "residual_scale": 1.0, "blocks": 132} | changed)
+    )
 
 
 def test_buffers_do_not_overlap_and_a_kernel_serves_eight_rows() -> None:
-    shape = DecoderShape(2, 256, 512, 4, 2, 64, 4096, CONTEXT, Format(16), 1e-5, 1e-5, 0.125, 1.0, 1.0, 132)
-    places, size = places_of(shape)
+    decoder = shape()
+    places, size = places_of(decoder)
     starts = [*places.values(), size]
     assert starts == sorted(set(starts))
     assert all(start % 256 == 0 for start in starts)
-    assert KernelShape.of(shape, 1) == KernelShape.of(shape, 8) != KernelShape.of(shape, 9)
-    assert shape.splits(1, 1024) * shape.kv_heads <= shape.blocks
-    assert shape.splits(32, 1024) == 2
+    assert KernelShape.of(decoder, 1) == KernelShape.of(decoder, 8) != KernelShape.of(decoder, 9)
+    assert decoder.splits(1, 1024) * decoder.kv_heads <= decoder.blocks
+    assert decoder.splits(32, 1024) == 2
+
+
+LARGE = {"width": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "head_dim": 128, "layers": 80}
+
+
+@pytest.mark.parametrize("format", [Format(16), Format(4, 32), Format(4, 64), Format(4, 128)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"width": 4096, "hidden": 14336, "layers": 32}, LARGE], ids=["small", "8B", "70B"]
+)
+def test_what_fits_leaves_room_in_shared_memory(sizes: dict[str, int], format: Format) -> None:
+    decoder = shape(format=format, **sizes)
+    for halves in (1, 2, 4):
+        kernel = KernelShape(decoder, halves)
+        table = (
+            8 * (12 * 4 + 2) * decoder.layers
+        )  # the kernel's other shared array, but for some hundred bytes
+        assert not decoder.fits or kernel.shared_bytes + table < SHARED_BYTES
+        assert kernel.staged_bytes % 16 == 0  # what follows is copied to 16 bytes at a time
+        assert 2 <= kernel.depth <= 6
+
+
+def test_a_decoder_whose_rows_have_no_room_is_left_to_the_usual_step() -> None:
+    assert shape(format=Format(4), **LARGE).fits
+    assert not shape(**LARGE).fits
 
 
 def test_a_kernel_that_cannot_be_compiled_is_done_without(

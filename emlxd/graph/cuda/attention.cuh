@@ -5,7 +5,7 @@ constexpr float HIDDEN = -1e30f;  // the score of what is not looked at
 // Attention of one token a row over the cache, after writing that token's key and value into it.
 //
 // A unit is one key head of one row, or one of ``splits`` stretches of its positions; whoever ends last joins them.
-template <int HEADS, int KV_HEADS, int DIM, int BITS>
+template <int HEADS, int KV_HEADS, int DIM, int BITS, int GROUP>
 struct Attention {
   static constexpr int SHARE = HEADS / KV_HEADS;  // query heads that look at one key head
   static constexpr int LANES = DIM / 8;           // lanes a key
@@ -24,21 +24,45 @@ struct Attention {
   float* parts;
   unsigned* counters;
 
+  // One key head of row m, and its positions [low, high).
+  struct Unit {
+    int m, head, split, low, high;
+  };
+
+  __device__ __forceinline__ Unit unit_of(int number) const {
+    const int m = number / splits / KV_HEADS, split = number % splits;
+    const int length = positions[m] + 1, each = (length + splits - 1) / splits;
+    return {m, number / splits % KV_HEADS, split, split * each, min(length, (split + 1) * each)};
+  }
+
+  __device__ __forceinline__ size_t begin_of(const Unit& unit) const {
+    return ((size_t)unit.m * KV_HEADS + unit.head) * max_context * DIM;
+  }
+
+  // Asks the second-level cache for what the block looks at first.
+  __device__ void announce(const bf16* keys, const bf16* values) const {
+    if (blockIdx.x >= rows * KV_HEADS * splits) return;
+    const Unit unit = unit_of(blockIdx.x);
+    const size_t from = begin_of(unit) + (size_t)unit.low * DIM;
+    for (int i = threadIdx.x * 64; i < (unit.high - unit.low) * DIM; i += THREADS * 64) {
+      prefetch_line(keys + from + i);
+      prefetch_line(values + from + i);
+    }
+  }
+
   __device__ void run(bf16* keys, bf16* values, float* shared) const {
-    for (int unit = blockIdx.x; unit < rows * KV_HEADS * splits; unit += gridDim.x) {
-      if (positions[unit / splits / KV_HEADS] < 0) continue;
-      one(unit / splits / KV_HEADS, unit / splits % KV_HEADS, unit % splits, keys, values, shared);
+    for (int number = blockIdx.x; number < rows * KV_HEADS * splits; number += gridDim.x) {
+      const Unit unit = unit_of(number);
+      if (positions[unit.m] < 0) continue;
+      one(unit, keys, values, shared);
       __syncthreads();
     }
   }
 
-  __device__ __forceinline__ void one(int m, int head, int split, bf16* keys, bf16* values, float* shared) const {
+  __device__ __forceinline__ void one(const Unit& unit, bf16* keys, bf16* values, float* shared) const {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
-    const int position = positions[m];
-    const int length = position + 1;
-    const int each = (length + splits - 1) / splits;
-    const int low = split * each, high = min(length, low + each);
-    const size_t base = ((size_t)m * KV_HEADS + head) * max_context * DIM;
+    const int m = unit.m, head = unit.head, low = unit.low, high = unit.high, position = positions[m];
+    const size_t base = begin_of(unit);
     float* queries = shared;                        // [SHARE, DIM]
     float* cells = shared + SHARE * DIM;            // [WARPS, SHARE, CELL]
     const bool writes = low <= position && position < high;
@@ -56,7 +80,7 @@ struct Attention {
     __syncthreads();
     look(keys + base, values + base, low, high, queries, cells + warp * SHARE * CELL);
     __syncthreads();
-    join(m, head, split, cells);
+    join(m, head, unit.split, cells);
   }
 
   // A head of queries or keys, normalised and rotated to its position.
@@ -118,7 +142,7 @@ struct Attention {
           v[a] = *reinterpret_cast<const uint4*>(values + (size_t)at * DIM + d);
         }
       }
-float scores[AHEAD][SHARE];
+      float scores[AHEAD][SHARE];
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) {
         bool valid = first + a * WARPS * KEYS + lane / LANES < high;
@@ -223,7 +247,7 @@ float scores[AHEAD][SHARE];
 
     // The cells may lie in shared memory, and those in device memory are new: no load of a special kind.
     __device__ __forceinline__ void add(const float* cells, int count, int d) {
-      constexpr int TOGETHER = 8;  // loads under way
+      constexpr int TOGETHER = 16;  // loads under way
       for (int first = 0; first < count; first += TOGETHER) {
         float v[TOGETHER], top[TOGETHER], w[TOGETHER];
 #pragma unroll
@@ -247,7 +271,7 @@ float scores[AHEAD][SHARE];
   };
 
   __device__ __forceinline__ void put(int m, int head, int h, int d, float v) const {
-    out[(size_t)m * HEADS * DIM + order<BITS>((head * SHARE + h) * DIM + d)] = __float2bfloat16_rn(v);
+    out[(size_t)m * HEADS * DIM + order<BITS, GROUP>((head * SHARE + h) * DIM + d)] = __float2bfloat16_rn(v);
   }
 };
 

@@ -26,46 +26,47 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Where element k of a row lies in the buffers that a matrix of BITS is multiplied with.
-template <int BITS>
+// Where element k of a row lies in the buffers that a matrix is multiplied with.
+template <int BITS, int GROUP>
 __device__ __forceinline__ int order(int k) {
   if (BITS == 16) return k;
-  // A thread holds 32 neighbouring 4-bit weights, and unpacks element i of each 8 together with element i + 4.
-  return (k & ~127) | ((k >> 3 & 3) << 5) | ((k >> 5 & 3) << 3) | ((k & 3) << 1) | (k >> 2 & 1);
+  // Four threads share a group of 4-bit weights, and unpack element i of each 8 together with element i + 4.
+  int thread = k % GROUP / (GROUP / 4), word = k % 128 / GROUP * (GROUP / 32) + k % (GROUP / 4) / 8;
+  return (k & ~127) | word << 5 | thread << 3 | (k & 3) << 1 | (k >> 2 & 1);
 }
 
-// All blocks wait for each other. The counter only grows, by the number of blocks a barrier.
+// All blocks wait for each other. The counter only grows, by the number of blocks a barrier. ``target`` is in shared
+// memory, and what thread 0 alone knows of it costs the others no registers.
 struct Barrier {
   unsigned long long* counter;
-  unsigned long long target = 0;
+  unsigned long long* target;
 
-  __device__ explicit Barrier(unsigned long long* counter_) : counter(counter_) {
+  __device__ Barrier(unsigned long long* counter_, unsigned long long* target_) : counter(counter_), target(target_) {
     if (threadIdx.x == 0) {
       // Nobody passes the first barrier before this block has come, so the others have added less than a round.
       unsigned long long seen = *reinterpret_cast<volatile unsigned long long*>(counter);
-      target = seen / gridDim.x * gridDim.x;
+      *target = seen / gridDim.x * gridDim.x;
     }
   }
 
   __device__ __forceinline__ void wait() {
     __syncthreads();
     if (threadIdx.x == 0) {
-      target += gridDim.x;
+      const unsigned long long all = *target += gridDim.x;
       asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(counter) : "memory");
       unsigned long long seen;
       do {
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
-      } while (seen < target);
+      } while (seen < all);
     }
     __syncthreads();
   }
 };
 
-// Asks the second-level cache for memory that a later phase reads.
-__device__ __forceinline__ void prefetch(const void* from, size_t bytes) {
-  const char* p = reinterpret_cast<const char*>(from);
-  for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * 128; i < bytes; i += (size_t)gridDim.x * THREADS * 128)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p + i));
-}
+// Asks the second-level cache for 128 bytes.
+__device__ __forceinline__ void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// a / b, for numbers below 2^19: a division of integers takes several times as long.
+__device__ __forceinline__ int quotient(int a, int b) { return __float2int_rd(__fdividef(a + 0.5f, b)); }
 
 }  // namespace emlxd

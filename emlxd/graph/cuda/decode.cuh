@@ -9,7 +9,6 @@ struct Phase {
   Matrix w;
   const bf16* bias;
   const bf16* norm;  // of the rows that W is multiplied with
-  long long columns, units, unit_rows, tile_rows;
   long long kind;
   long long from, to;  // places in the scratch memory
 };
@@ -26,50 +25,80 @@ struct Layer {
   Mixing mixing;
 };
 
-// Rows of x, normalised and in ``order``, to ``to`` [rows, stride]: by all threads of a block.
-template <int BITS>
-__device__ __forceinline__ void stage_normalised(const bf16* x, int rows, int columns, const bf16* weight, float eps,
-                                                 bf16* to, int stride, float* partial) {
-  int thread = thread_index(), warp = thread / 32, lane = thread % 32;
-  int each = rows > 8 ? 1 : rows > 4 ? 2 : rows > 2 ? 4 : WARPS / rows;  // warps a row
-  int m = warp / each, first = (warp % each * 32 + lane) * 8, step = each * 32 * 8;
-  if (m < rows) {
-    float sum = 0.0f;
-    for (int k = first; k < columns; k += step) {
-      uint4 v = __ldcg(reinterpret_cast<const uint4*>(x + (size_t)m * columns + k));
-      const bf16* e = reinterpret_cast<const bf16*>(&v);
+// All phases by their numbers; the head's is the last.
+struct Phases {
+  const Layer* layers;
+  int count;
+
+  __device__ __forceinline__ const Phase& phase(int i) const {
+    return i < count ? layers[i / PHASES].phases[i % PHASES] : *reinterpret_cast<const Phase*>(layers + count / PHASES);
+  }
+
+  __device__ __forceinline__ const Matrix* operator()(int i) const { return i <= count ? &phase(i).w : nullptr; }
+};
+
+constexpr int SPAN = 32 * 8;  // elements of a row that a warp takes at once
+constexpr int TOGETHER = 2;   // loads under way, a thread
+
+// Half of an RMS norm: rows of x times its weights to ``to`` [rows, stride], in ``order``, and to ``inverse`` [rows]
+// what else they are to be multiplied with, which a product does at its end. By all threads of a block. ``squares`` is
+// room for a number of each span; they are summed in one order however many rows there are.
+template <int BITS, int GROUP>
+__device__ __forceinline__ void stage_weighted(const bf16* x, int rows, int columns, const bf16* weight, float eps,
+                                               bf16* to, int stride, float* inverse, float* squares) {
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+  const int spans = (columns + SPAN - 1) / SPAN;
+  for (int first = warp; first < rows * spans; first += TOGETHER * WARPS) {
+    uint4 v[TOGETHER];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float f = __bfloat162float(e[i]);
-        sum += f * f;
-        to[(size_t)m * stride + order<BITS>(k + i)] = e[i];
-      }
+    for (int i = 0; i < TOGETHER; ++i) {
+      int n = first + i * WARPS, k = n % spans * SPAN + lane * 8;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (n < rows * spans && k < columns)
+        v[i] = __ldcg(reinterpret_cast<const uint4*>(x + (size_t)(n / spans) * columns + k));
     }
-    sum = warp_sum(sum);
-    if (lane == 0) partial[warp] = sum;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) {
+      int n = first + i * WARPS, k = n % spans * SPAN + lane * 8;
+      if (n >= rows * spans) break;
+      float sum = 0.0f;
+      if (k < columns) {
+        uint4 w = __ldg(reinterpret_cast<const uint4*>(weight + k));
+        const bf16 *values = reinterpret_cast<const bf16*>(&v[i]), *weights = reinterpret_cast<const bf16*>(&w);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float value = __bfloat162float(values[e]);
+          sum += value * value;
+          value *= __bfloat162float(weights[e]);
+          to[n / spans * stride + order<BITS, GROUP>(k + e)] = __float2bfloat16_rn(value);
+        }
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) squares[n] = sum;
+    }
   }
   __syncthreads();
-  if (m < rows) {
+  if (thread < rows) {
     float sum = 0.0f;
-    for (int i = 0; i < each; ++i) sum += partial[m * each + i];
-    float scale = rsqrtf(sum / columns + eps);
-    for (int k = first; k < columns; k += step) {
-      uint4 v = __ldg(reinterpret_cast<const uint4*>(weight + k));
-      const bf16* e = reinterpret_cast<const bf16*>(&v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        bf16& cell = to[(size_t)m * stride + order<BITS>(k + i)];
-        cell = __float2bfloat16_rn(__bfloat162float(cell) * scale * __bfloat162float(e[i]));
-      }
-    }
+    for (int i = 0; i < spans; ++i) sum += squares[thread * spans + i];
+    inverse[thread] = rsqrtf(sum / columns + eps);
   }
   __syncthreads();
 }
 
+// Rows of x as they are, to ``to`` [rows, stride].
 __device__ __forceinline__ void stage(const bf16* x, int rows, int columns, bf16* to, int stride) {
-  for (int k = thread_index() * 8; k < columns; k += THREADS * 8)
-    for (int m = 0; m < rows; ++m)
-      *reinterpret_cast<uint4*>(to + m * stride + k) = __ldcg(reinterpret_cast<const uint4*>(x + m * columns + k));
+  const int each = columns / 8;
+  for (int first = thread_index(); first < rows * each; first += TOGETHER * THREADS) {
+    uint4 v[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i)
+      if (int n = first + i * THREADS; n < rows * each) v[i] = __ldcg(reinterpret_cast<const uint4*>(x) + n);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i)
+      if (int n = first + i * THREADS; n < rows * each)
+        *reinterpret_cast<uint4*>(to + n * 8 + n / each * (stride - columns)) = v[i];
+  }
   __syncthreads();
 }
 
@@ -85,8 +114,9 @@ struct Step {
   unsigned char* scratch;  // what the phases leave for each other
   unsigned char* shared;
 
-  __device__ Step(unsigned char* scratch_, unsigned char* shared_, Extent extent_)
-      : barrier(reinterpret_cast<unsigned long long*>(scratch_)), extent(extent_), scratch(scratch_), shared(shared_) {}
+  __device__ Step(unsigned char* scratch_, unsigned char* shared_, unsigned long long* target, Extent extent_)
+      : barrier(reinterpret_cast<unsigned long long*>(scratch_), target), extent(extent_), scratch(scratch_),
+        shared(shared_) {}
 
   template <class T = bf16>
   __device__ __forceinline__ T* buffer(long long place) const {
@@ -95,7 +125,9 @@ struct Step {
 
   __device__ __forceinline__ bf16* staged() const { return reinterpret_cast<bf16*>(shared); }
   __device__ __forceinline__ float* sums() const { return reinterpret_cast<float*>(shared + S::STAGED); }
-  __device__ __forceinline__ float* partial() const { return sums() + S::SUMS / 4; }
+  __device__ __forceinline__ float* inverse() const { return sums() + S::SUMS / 4; }
+  __device__ __forceinline__ float* squares() const { return inverse() + 8 * S::HALVES; }
+  __device__ __forceinline__ unsigned char* ring() const { return shared + S::RING; }
 
   __device__ __forceinline__ void begin(const bf16* embedded) {
     const uint4* from = reinterpret_cast<const uint4*>(embedded);
@@ -104,44 +136,53 @@ struct Step {
       to[i] = from[i];
   }
 
-  __device__ __forceinline__ void run(const Phase& p, float* logits) {
-    Product<S::HALVES, S::BITS, S::GROUP> product(p.w, p.columns, p.units, p.unit_rows, p.tile_rows, extent.rows);
-    if (p.norm) prefetch(p.norm, p.columns * 2);
+  // A product. Its rows come to shared memory if there is room for them, as there is for those that blocks normalise
+  // for themselves.
+  template <class Stream>
+  __device__ __forceinline__ void run(const Phase& p, Stream& stream, float* logits) {
+    const Product<S::HALVES, typename Stream::Item> product{p.w, extent.rows};
+    if (p.norm && threadIdx.x < p.w.columns / 64) prefetch_line(p.norm + threadIdx.x * 64);
     barrier.wait();
     const bf16* x = buffer(p.from);
-    int columns = p.columns, stride = columns;
-    if (S::HALVES == 1) {
-      // Neighbouring rows begin in different banks.
-      int padded = columns + 32;
-      if (p.norm) {
-        stage_normalised<S::BITS>(x, extent.rows, columns, p.norm, S::EPS, staged(), padded, partial());
-      } else if (extent.rows * padded * 2 <= S::STAGED) {
-        stage(x, extent.rows, columns, staged(), padded);
-      }
-      if (p.norm || extent.rows * padded * 2 <= S::STAGED) {
-        x = staged();
-        stride = padded;
-      }
-    } else if (p.norm) {
-      // Too much for each block to do for itself: one block a row, for all.
-      bf16* normed = buffer(S::NORMED);
-      if (blockIdx.x < extent.rows) {
-        size_t row = (size_t)blockIdx.x * columns;
-        stage_normalised<S::BITS>(x + row, 1, columns, p.norm, S::EPS, staged(), columns, partial());
-        for (int k = thread_index() * 8; k < columns; k += THREADS * 8)
-          *reinterpret_cast<uint4*>(normed + row + k) = *reinterpret_cast<const uint4*>(staged() + k);
-      }
-      barrier.wait();
-      x = normed;
+    const int stride = p.w.columns, padded = stride + 32;  // neighbouring rows begin in different banks
+    const bool fits = extent.rows * padded * 2 <= S::STAGED;
+    if (p.norm && S::HALVES == 1) {
+      stage_weighted<S::BITS, S::GROUP>(x, extent.rows, stride, p.norm, S::EPS, staged(), padded, inverse(),
+                                        squares());
+    } else {
+      if (p.norm) x = weighted(x, stride, p.norm);
+      if (fits) stage(x, extent.rows, stride, staged(), padded);
     }
-    product.run(x, stride, sums(),
-                [&](int unit, int m, int i, const float (&total)[PAIR]) { finish(p, unit, m, i, total, logits); });
+    auto done = [&](int unit, int m, int i, const float (&total)[PAIR]) { finish(p, unit, m, i, total, logits); };
+    if (fits) {
+      product.run(stream, staged(), padded, sums(), done);
+    } else {
+      product.run(stream, x, stride, sums(), done);
+    }
+  }
+
+  // ``stage_weighted`` for more rows than each block does for itself: one block a row, for all.
+  __device__ __forceinline__ const bf16* weighted(const bf16* x, int columns, const bf16* norm) {
+    bf16* to = buffer(S::WEIGHTED);
+    float* all = buffer<float>(S::INVERSE);
+    if (blockIdx.x < extent.rows) {
+      size_t row = (size_t)blockIdx.x * columns;
+      stage_weighted<S::BITS, S::GROUP>(x + row, 1, columns, norm, S::EPS, staged(), columns, inverse(), squares());
+      for (int k = thread_index() * 8; k < columns; k += THREADS * 8)
+        *reinterpret_cast<uint4*>(to + row + k) = *reinterpret_cast<const uint4*>(staged() + k);
+      if (threadIdx.x == 0) all[blockIdx.x] = inverse()[0];
+    }
+    barrier.wait();
+    if (threadIdx.x < extent.rows) inverse()[threadIdx.x] = __ldcg(all + threadIdx.x);
+    __syncthreads();
+    return to;
   }
 
   __device__ __forceinline__ void finish(const Phase& p, int unit, int m, int i, const float (&total)[PAIR],
                                          float* logits) const {
-    int first = unit * p.unit_rows + i, second = first + p.tile_rows;
-    float a = bf16_round(total[0]), b = bf16_round(total[1]);
+    const int first = unit * (int)p.w.unit_rows + i, second = first + (int)p.w.apart;
+    const float inverse = p.norm ? this->inverse()[m] : 1.0f;
+    float a = bf16_round(total[0] * inverse), b = bf16_round(total[1] * inverse);
     if (p.bias) {
       a = bf16_round(a + __bfloat162float(p.bias[first]));
       b = bf16_round(b + __bfloat162float(p.bias[second]));
@@ -157,7 +198,7 @@ struct Step {
       to[second] = __float2bfloat16_rn(__bfloat162float(to[second]) + scaled(b));
     } else if (p.kind == Phase::GATE) {
       float open = bf16_round(a * bf16_round(1.0f / (1.0f + expf(-a))));
-      to[(size_t)m * S::HIDDEN_WIDTH + order<S::BITS>(first)] = __float2bfloat16_rn(open * b);
+      to[(size_t)m * S::HIDDEN_WIDTH + order<S::BITS, S::GROUP>(first)] = __float2bfloat16_rn(open * b);
     } else {
       logits += (size_t)m * S::VOCABULARY;
       logits[first] = a;
@@ -169,16 +210,16 @@ struct Step {
     return S::RESIDUAL_SCALE == 1.0f ? v : bf16_round(v * S::RESIDUAL_SCALE);
   }
 
-  __device__ __forceinline__ void attend(const Mixing& mixing, bf16* keys, bf16* values, const int* positions) const {
-    Attention<S::HEADS, S::KV_HEADS, S::DIM, S::BITS> attention{
-        buffer(S::QKV),      positions,
-        mixing.qk_norm,      mixing.turns,
-        S::QK_EPS,           S::SCALE,
-        S::MAGNITUDE,        S::MAX_CONTEXT,
-        extent.rows,         extent.splits,
-        buffer(S::ATTENDED), buffer<float>(S::PARTS),
-        buffer<unsigned>(S::COUNTERS)};
-    attention.run(keys, values, reinterpret_cast<float*>(shared));
+  using Attending = Attention<S::HEADS, S::KV_HEADS, S::DIM, S::BITS, S::GROUP>;
+
+  __device__ __forceinline__ Attending attending(const Mixing& mixing, const int* positions) const {
+    return {buffer(S::QKV),      positions,
+            mixing.qk_norm,      mixing.turns,
+            S::QK_EPS,           S::SCALE,
+            S::MAGNITUDE,        S::MAX_CONTEXT,
+            extent.rows,         extent.splits,
+            buffer(S::ATTENDED), buffer<float>(S::PARTS),
+            buffer<unsigned>(S::COUNTERS)};
   }
 };
 

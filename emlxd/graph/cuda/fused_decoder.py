@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 LOGGED: Final = 500  # characters of a compiler's complaint
 _STORE, _ADD, _GATE, _LOGITS = range(4)  # ``Phase::Kind`` of decode.cuh
+_PARTS: Final = ("common", "items", "matrix", "attention", "decode")  # each uses those before it
 _HOPPER: Final = 9  # compute capability of the devices that the kernel has run on
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -40,9 +41,9 @@ class FusedDecoder:
     arrays, and what reads them later must come after a result of the step, as all of ``MlxRunner`` does.
     """
 
-    def __init__(self, model: Transformer, blocks: Sequence[Block], max_context: int) -> None:
+    def __init__(self, model: Transformer, blocks: Sequence[Block], shape: DecoderShape) -> None:
         self._model = model
-        self._shape = _shape_of(model, blocks, max_context)
+        self._shape = shape
         self._table = _table(model, blocks, self._shape)
         self._blocks = blocks  # holds what the table points to
         self._scratch = mx.zeros((places_of(self._shape)[1],), mx.uint8)
@@ -56,7 +57,10 @@ class FusedDecoder:
         if blocks is None:
             return None
         try:
-            fused = FusedDecoder(model, blocks, max_context)
+            shape = _shape_of(model, blocks, max_context)
+            if not shape.fits:
+                return None
+            fused = FusedDecoder(model, blocks, shape)
             fused.prepare(slots)
         except RuntimeError as error:  # MLX compiles with headers of CUDA that may be missing or others
             log.warning("decoding without the fused kernel", error=str(error)[:LOGGED])
@@ -138,7 +142,7 @@ def _kernel(shape: KernelShape) -> Kernel:
         for i in layers
     ]
     body = (folder / "decode.cu").read_text().replace("LIST_CACHE", " ".join(pointers))
-    parts = [(folder / f"{name}.cuh").read_text() for name in ("common", "matrix", "attention", "decode")]
+    parts = [(folder / f"{name}.cuh").read_text() for name in _PARTS]
     header = "".join(parts) + shape.constants() + f"constexpr int LAYERS = {len(layers)};\n"
     # MLX keeps compiled kernels by name, for the whole process.
     name = f"emlxd_decode_{hashlib.sha256((header + body).encode()).hexdigest()[:16]}"
@@ -181,10 +185,11 @@ def _phase(linear: Linear, norm: Norm | None, kind: int, source: int, target: in
     weight = linear.weight
     rows, columns = weight.shape
     # A gate's row goes with the one of the linear part, which follow all gates.
-    unit_rows, tile_rows = (TILE, rows // 2) if kind == _GATE else (2 * TILE, TILE)
+    unit_rows, apart = (TILE, rows // 2) if kind == _GATE else (2 * TILE, TILE)
     arrays = [weight.data, weight.scales, weight.biases, linear.bias, norm.weight if norm else None]
+    *matrix, bias, norm_weight = _addresses(arrays)
     units = rows // (2 * TILE)
-    return [*_addresses(arrays), columns, units, unit_rows, tile_rows, kind, source, target]
+    return [*matrix, columns, units, unit_rows, apart, bias, norm_weight, kind, source, target]
 
 
 def _addresses(arrays: Sequence[mx.array | None]) -> list[int]:
