@@ -14,7 +14,8 @@ from emlxd.config import ModelSettings, Source
 from emlxd.graph import random_model
 from emlxd.graph.open import open_runner
 from emlxd.graph.runner import MlxRunner
-from tests.graph.test_parity import generate, oracle_greedy
+from tests.agreement import assert_greedy
+from tests.graph.test_parity import generate
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -56,7 +57,7 @@ def test_both_read_the_same_model(
     oracle = load_model(folder)[0]
     oracle.set_dtype(mx.float32)  # as emlxd computes on a CPU
     runner = runner_of(folder, dtype="float32")
-    assert generate(runner, {0: PROMPT}, 12)[0] == oracle_greedy(oracle, PROMPT, 12)
+    assert_greedy(oracle, PROMPT, generate(runner, {0: PROMPT}, 12)[0])
 
 
 def test_experts_are_stored_as_mlx_lm_converts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
