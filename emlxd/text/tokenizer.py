@@ -91,10 +91,6 @@ class Tokenizer:
         """The exact bytes of one token, its name if it is a special one."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
-    def token_text(self, token_id: int) -> str:
-        """``token_bytes`` as text, for people: part of a character shows as U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
-
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -48,9 +48,6 @@ def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> floa
     families = text_string_to_metric_families(metrics.exposition("")[0].decode())
     samples = (sample for family in families for sample in family.samples)
     return next((one.value for one in samples if (one.name, one.labels) == (name, labels)), None)
-
-
-Start = Callable[..., AbstractAsyncContextManager[Server]]
 
 
 @asynccontextmanager

@@ -202,7 +202,7 @@ def test_budget_ends_the_thinking() -> None:
     forced = ""
     while (mask := target.mask()) is not None:
         (id,) = allowed(mask)
-        forced += MARKED.token_text(id)
+        forced += MARKED.token_bytes(id).decode()
         target.push(id)
     assert forced == "\n</think>\n\n"
     assert texts(target.push(ord("a")) + target.finish()) == "a"

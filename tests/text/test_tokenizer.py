@@ -38,7 +38,12 @@ class TestByteLevel:
     def test_merges_and_special_tokens(self) -> None:
         tokenizer = bpe()
         ids = tokenizer.encode("<|im_start|>hello world<|im_end|>")
-        assert [tokenizer.token_text(id) for id in ids] == ["<|im_start|>", "hello", " world", "<|im_end|>"]
+        assert [tokenizer.token_bytes(id).decode() for id in ids] == [
+            "<|im_start|>",
+            "hello",
+            " world",
+            "<|im_end|>",
+        ]
         assert tokenizer.decode(ids) == "hello world"
         assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>hello world<|im_end|>"
 
@@ -110,12 +115,12 @@ class TestSentencePiece:
     def test_space_prefix_is_added_and_taken_away(self) -> None:
         tokenizer = spm()
         ids = tokenizer.encode("hello world")
-        assert [tokenizer.token_text(id) for id in ids] == ["<s>", " hello", " world"]
+        assert [tokenizer.token_bytes(id).decode() for id in ids] == ["<s>", " hello", " world"]
         assert tokenizer.decode(ids) == "hello world"
 
     def test_no_space_prefix(self) -> None:
         tokenizer = Tokenizer.from_gguf(spm_metadata(add_space_prefix=False, add_bos_token=False))
-        assert [tokenizer.token_text(id) for id in tokenizer.encode("hello")] == ["hello"]
+        assert [tokenizer.token_bytes(id).decode() for id in tokenizer.encode("hello")] == ["hello"]
         assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
 
     def test_characters_outside_of_the_vocabulary_become_bytes(self) -> None:
@@ -131,7 +136,7 @@ class TestSentencePiece:
         metadata["tokenizer.ggml.token_type"] += [1] * 5
         metadata["tokenizer.ggml.scores"] += [-30, -31, -32, *([-33, -34] if first == "ab" else [-34, -33])]
         tokenizer = Tokenizer.from_gguf(metadata)
-        assert [tokenizer.token_text(id) for id in tokenizer.encode("abc")] == parts
+        assert [tokenizer.token_bytes(id).decode() for id in tokenizer.encode("abc")] == parts
 
     @given(st.text(alphabet="helo wrdř\n😀你"))
     def test_round_trip(self, text: str) -> None:

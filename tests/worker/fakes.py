@@ -48,7 +48,6 @@ class FakeRunner:
         self.kept_states: dict[int, list[int]] = {}
         self.saved: dict[int, list[int]] = {}
         self.copied: list[int] = []
-        self.resets = 0
         self.verified = 0
         self.traces = 1
         self.ring: int | None = None
@@ -192,7 +191,6 @@ class FakeRunner:
         self.cache = [[] for _ in self.cache]
         self.saved.clear()
         self._forwarded = None
-        self.resets += 1
 
     def out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, MemoryError)

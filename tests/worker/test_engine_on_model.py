@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ SLOTS = 4
 END = 3
 PROMPTS = [[(7 * i * i + 3 * i + seed) % 320 for i in range(20 + 37 * seed)] for seed in range(6)]
 CREATIVE = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=5)
-
-MakeDrive = Callable[..., Drive]
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "lfm2", "qwen3_next", "granitemoehybrid"])
