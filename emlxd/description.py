@@ -14,7 +14,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph.gguf import GgufFile
 from emlxd.graph.measure import StoredTensor, measure
 from emlxd.graph.measure_reader import measure_reader
-from emlxd.graph.open_embedder import kind_of, read_config
+from emlxd.graph.open_embedder import config_or_empty, kind_of
 from emlxd.sources import locate_model
 from emlxd.text import gguf_vocabulary, hf_vocabulary
 from emlxd.text.dialect import thinks
@@ -42,7 +42,7 @@ def describe(settings: ModelSettings) -> ModelCard | None:
     kind = kind_of(settings, path)
     facts = measure(path) if kind == "chat" else measure_reader(path)
     if path.is_dir():
-        architecture = str(read_config(path).get("model_type", ""))
+        architecture = str(config_or_empty(path).get("model_type", ""))
         templates = hf_vocabulary.chat_templates(path)
     else:
         metadata = GgufFile(path).metadata

@@ -13,7 +13,10 @@ SOURCES = sorted((ROOT / "emlxd").rglob("*.py"))
 
 # Lowest first. A room imports its own floor and those below it.
 FLOORS = (
-    {"errors", "core", "config", "log", "tracing", "metrics", "instruments", "exposition", "vllm_names"},
+    {
+        *("errors", "core", "config", "log", "json_files"),
+        *("tracing", "metrics", "instruments", "exposition", "vllm_names"),
+    },
     {"text", "config_file", "keys", "sources"},
     {"graph"},
     {"worker"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from emlxd.graph.family import Family
 from emlxd.graph.names import COMMON, stored_stems
 from emlxd.graph.safetensors import open_safetensors
 from emlxd.graph.weights import Quantization, Weight, from_fp8
+from emlxd.json_files import read_object
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _TEXT_MODEL: Final = re.compile(r"(language_model\.|model\.language_model\.)(model\.)?(.+)")
@@ -116,16 +116,9 @@ class FolderCheckpoint:
 
 def read_config(path: Path, name: str = "config.json", expected: str = "a model folder") -> dict[str, Any]:
     """The JSON object in a folder's file ``name``. Raises ModelFormatError."""
-    file = path / name
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelFormatError(f"{path}: has no {name}, expected {expected}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelFormatError(f"{file}: expected a JSON object")
-    return config
+    if not (path / name).is_file():
+        raise ModelFormatError(f"{path}: has no {name}, expected {expected}")
+    return read_object(path / name)
 
 
 def _text_part(tensors: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from emlxd.graph.encoder_families import ENCODERS, encoder_spec_of
 from emlxd.graph.measure import ModelFacts, measure, tensors_of_folder
-from emlxd.graph.open_embedder import read_config
+from emlxd.graph.open_embedder import config_or_empty
 from emlxd.graph.sentence_files import read_sentence_spec
 from emlxd.graph.weights import Quantization
 
@@ -17,7 +17,7 @@ def measure_reader(path: Path, quantize: Quantization | None = None) -> ModelFac
 
     Raises ModelFormatError.
     """
-    config = read_config(path)
+    config = config_or_empty(path)
     if config.get("model_type") in ENCODERS:
         spec = encoder_spec_of(config, str(path))
         facts = ModelFacts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,6 +22,7 @@ from emlxd.graph.open import quantization_of
 from emlxd.graph.pooling import load_pair_score, load_sentence_vector
 from emlxd.graph.sentence_files import SentenceSpec, is_sentence_model, read_sentence_spec
 from emlxd.graph.taker import Taker
+from emlxd.json_files import read_object
 
 # Heads for other tasks, and tables that are computed anew.
 _UNUSED: Final = ("position_ids", "pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier", "vocab_")
@@ -40,7 +40,7 @@ def _kind_of(settings: ModelSettings, path: Path) -> Kind:
     """What its entry says, or what its files are written for."""
     if settings.kind != "auto":
         return settings.kind
-    config = read_config(path)
+    config = config_or_empty(path)
     if config.get("model_type") in ENCODERS:
         tasks = config.get("architectures") or ()
         return "rerank" if any("ForSequenceClassification" in str(task) for task in tasks) else "embedding"
@@ -55,7 +55,7 @@ def open_embedder(
     Raises ModelFormatError.
     """
     device, turn = current_device(), turn or nullcontext()
-    if read_config(path).get("model_type") in ENCODERS:
+    if config_or_empty(path).get("model_type") in ENCODERS:
         return _open_encoder(path, settings, device, turn)
     if settings.kind == "rerank":
         raise ModelFormatError(
@@ -153,10 +153,9 @@ def _check_labels(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """config.json, or nothing where there is none: who opens the model says what is wrong with it."""
+def config_or_empty(path: Path) -> Mapping[str, Any]:
+    """config.json, or nothing where it cannot be read: whoever opens the model says what is wrong with it."""
     try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(path / "config.json")
+    except ModelFormatError:
         return {}
-    return config if isinstance(config, dict) else {}

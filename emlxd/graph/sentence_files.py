@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from emlxd.errors import ModelFormatError
+from emlxd.json_files import read_json, read_object
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -75,8 +75,8 @@ def read_sentence_spec(folder: Path, usual: PoolingMode) -> SentenceSpec:
             dense.append(_dense(place))
         elif kind == "Normalize":
             normalize = True
-    texts = _read_json(folder / "config_sentence_transformers.json")
-    limit = _read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    texts = read_object(folder / "config_sentence_transformers.json")
+    limit = read_object(folder / "sentence_bert_config.json").get("max_seq_length")
     return SentenceSpec(
         pooling=pooling,
         dense=tuple(dense),
@@ -89,7 +89,7 @@ def read_sentence_spec(folder: Path, usual: PoolingMode) -> SentenceSpec:
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
     file = folder / "modules.json"
-    modules = _load(file)
+    modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelFormatError(f"{file}: expected a list of modules")
     for module in modules:
@@ -99,7 +99,7 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(file: Path) -> tuple[PoolingMode, ...]:
-    config = _read_json(file)
+    config = read_object(file)
     if config.get("include_prompt", True) is not True:
         raise ModelFormatError(f"{file}: include_prompt is false, which is not supported")
     named = config.get("pooling_mode")
@@ -111,7 +111,7 @@ def _pooling(file: Path) -> tuple[PoolingMode, ...]:
 
 
 def _dense(folder: Path) -> DenseSpec:
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     try:
         return DenseSpec(
             folder=folder,
@@ -122,18 +122,3 @@ def _dense(folder: Path) -> DenseSpec:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFormatError(f"{folder / 'config.json'}: expected in_features and out_features") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """An empty object where there is no file."""
-    value = _load(file) if file.is_file() else {}
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{file}: expected a JSON object")
-    return value
-
-
-def _load(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{file}: cannot be read: {error}") from None

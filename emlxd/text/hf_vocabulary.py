@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from emlxd.errors import ModelFormatError
+from emlxd.json_files import read_object
 from emlxd.text.vocabulary import Vocabulary, add_bos_and_eos
 
 
 def load(folder: Path) -> Vocabulary:
     """Raises ModelFormatError if tokenizer.json is missing or a file in ``folder`` is damaged."""
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     backend = _read_backend(folder)
     specials = {
-        **_special_tokens(_read_json(folder / "special_tokens_map.json")),
+        **_special_tokens(read_object(folder / "special_tokens_map.json")),
         **_special_tokens(config),
     }
     bos, eos = specials.get("bos_token"), specials.get("eos_token")
@@ -65,18 +65,6 @@ def _read_backend(folder: Path) -> Backend:
     return backend
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelFormatError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{path} holds a JSON {type(value).__name__}, expected an object")
-    return value
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Each ``*_token`` entry, written as a string or as an object with ``content``."""
     contents = {
@@ -89,9 +77,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _end_ids(folder: Path, eos_id: int | None) -> frozenset[int]:
     """What the tokenizer calls EOS, and all that generation stops at (an id or a list of them)."""
-    ids = _read_json(folder / "generation_config.json").get("eos_token_id")
+    ids = read_object(folder / "generation_config.json").get("eos_token_id")
     if ids is None:
-        config = _read_json(folder / "config.json")
+        config = read_object(folder / "config.json")
         inner = config.get("text_config")
         ids = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
@@ -106,7 +94,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
     Later sources win: tokenizer_config.json, chat_template.json, the .jinja files. Raises ModelFormatError.
     """
     files = ("tokenizer_config.json", "chat_template.json")
-    sources = [_read_json(folder / file).get("chat_template") for file in files]
+    sources = [read_object(folder / file).get("chat_template") for file in files]
     templates: dict[str, str] = {}
     for source in sources:
         if isinstance(source, str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from emlxd.config import ModelSettings, SamplingDefaults
 from emlxd.core import ModelInfo, SamplingParams
-from emlxd.errors import ModelFormatError
+from emlxd.json_files import read_object
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.runner import Runner
@@ -45,7 +44,7 @@ def load_model(
     from emlxd.graph.open import open_runner
 
     tokenizer = read_tokenizer(path)
-    generation_config = _generation_config(path)
+    generation_config = read_object(path / "generation_config.json")
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     return Model(
         info=ModelInfo(
@@ -105,17 +104,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
     source = tokenizer.chat_templates.get("default")
     return ChatTemplate(source, tokenizer.special_tokens) if source else None
-
-
-def _generation_config(path: Path) -> Mapping[str, Any]:
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFormatError(f"{file}: cannot be read: {error}") from None
-    return config if isinstance(config, dict) else {}
 
 
 def _sampling(settings: SamplingDefaults, model: Mapping[str, Any]) -> SamplingParams:
