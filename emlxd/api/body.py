@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from quart import request
 
+from emlxd.api.json_values import json_type
 from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, UnsupportedMediaType
 
 BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
@@ -33,12 +34,6 @@ async def read_object(max_bytes: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"The request body must be a JSON object, not {json_type(value)}.")
     return value
-
-
-def json_type(value: Any) -> str:
-    """What JSON calls the type of ``value``, with an article."""
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
-    return "null" if value is None else names.get(type(value), "an object")
 
 
 def _check_headers() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-Json = dict[str, Any]
+from emlxd.api.json_values import Json
 
 
 def said(role: str, texts: Sequence[str]) -> Json:

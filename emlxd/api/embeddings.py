@@ -13,8 +13,8 @@ from quart import Blueprint, Response
 from emlxd.api.body import read_object
 from emlxd.api.fields import validate
 from emlxd.api.generate import count_prompts, lease
+from emlxd.api.json_values import json_response
 from emlxd.api.prompts import Prompt, text_prompt
-from emlxd.api.render import json_response
 from emlxd.api.schema import EmbeddingsBody
 from emlxd.api.surface import Embedder, Services, Worker
 from emlxd.errors import RequestError

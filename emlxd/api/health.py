@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quart import Blueprint, Response, request
 
-from emlxd.api.render import json_response
+from emlxd.api.json_values import json_response
 from emlxd.api.surface import Services
 from emlxd.errors import Unavailable
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from emlxd.api.json_values import Json
 from emlxd.api.surface import Tokenizer
 from emlxd.core import TokenLogprob
 
 LEAST = -9999.0  # OpenAI's number for a token that is out of the question
-
-Json = dict[str, Any]
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:

@@ -8,10 +8,10 @@ from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
+from emlxd.api.json_values import json_response
 from emlxd.api.messages_render import MessageRenderer
 from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
 from emlxd.api.prompts import Prompt, shaped
-from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.surface import Services, Worker
 

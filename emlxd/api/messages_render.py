@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from emlxd.api.errors import anthropic_error
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json
 from emlxd.api.render import Said
 from emlxd.core import Finished, PromptScored, TextPiece, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
+from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import (
     Body,
     Refusals,
@@ -22,6 +22,7 @@ from emlxd.api.fields import (
     one_or_several,
     strings,
 )
+from emlxd.api.json_values import Json
 from emlxd.api.shapes import HeldBody, Name, client_tool
 from emlxd.text.dialect import Wishes
 

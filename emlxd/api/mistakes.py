@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 from pydantic_core import ErrorDetails
 
-from emlxd.api.body import json_type
+from emlxd.api.json_values import json_type
 from emlxd.errors import RequestError
 
 # By pydantic's kinds of errors: what JSON calls the type that is expected.

@@ -6,7 +6,7 @@ from typing import Any
 
 from quart import Blueprint, Response
 
-from emlxd.api.render import json_response
+from emlxd.api.json_values import json_response
 from emlxd.api.surface import ModelEntry, Registry, Services
 from emlxd.errors import ModelNotFound
 

@@ -16,11 +16,10 @@ from emlxd.api.embeddings import read_texts, shortened
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import Events, Run, count_prompts, lease, submit
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json, json_response
 from emlxd.api.ollama_models import known_name
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
 from emlxd.api.prompts import Prompt, chat_prompt, shaped, text_prompt
-from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes

@@ -14,10 +14,9 @@ from quart import Blueprint, Response
 from emlxd.api import ollama_schema
 from emlxd.api.body import read_object
 from emlxd.api.fields import validate
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json, json_response
 from emlxd.api.models import names_of
 from emlxd.api.ollama_render import timestamp
-from emlxd.api.render import json_response
 from emlxd.api.surface import ModelEntry, Registry, Services
 from emlxd.core import ModelCard
 from emlxd.errors import ModelNotFound

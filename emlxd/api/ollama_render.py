@@ -9,7 +9,7 @@ import orjson
 
 from emlxd.api.errors import ollama_error
 from emlxd.api.exchange import Exchange
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json
 from emlxd.api.render import Said
 from emlxd.core import Finished, PromptScored, ToolCallPiece
 from emlxd.errors import EmlxdError

@@ -8,7 +8,7 @@ import orjson
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.conversation import Json, tool_call
+from emlxd.api.conversation import tool_call
 from emlxd.api.fields import (
     Body,
     Penalty,
@@ -22,6 +22,7 @@ from emlxd.api.fields import (
     one_or_several,
     strings,
 )
+from emlxd.api.json_values import Json
 from emlxd.api.shapes import ToolSpec
 
 NUMBERS = {

@@ -15,7 +15,7 @@ from quart import Blueprint, Response
 
 from emlxd.api import messages_schema, ollama_schema, responses_schema, schema
 from emlxd.api.fields import Body
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json
 from emlxd.api.surface import Services
 from emlxd.metrics import package_version
 

@@ -12,19 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import orjson
-from quart import Response
-
 from emlxd.api.errors import error_object
-from emlxd.api.logprobs import Json, TextLogprobs, join_parts, token_objects
+from emlxd.api.json_values import Json
+from emlxd.api.logprobs import TextLogprobs, join_parts, token_objects
 from emlxd.api.surface import Tokenizer
 from emlxd.core import Finished, PromptScored, TextPiece, TokenLogprob, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
 from emlxd.metrics import package_version
 
-Said = (
-    PromptScored | TextPiece | ToolCallPiece | Finished
-)  # what is left of the events once failures are raised
+Said = PromptScored | TextPiece | ToolCallPiece | Finished
+"""The events that are left once failures are raised."""
 
 
 class Renderer(Protocol):
@@ -39,10 +36,6 @@ class Renderer(Protocol):
     def end(self) -> list[Json]: ...
     def failure(self, error: EmlxdError) -> list[Json]: ...
     def result(self) -> Json: ...
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, content_type="application/json")
 
 
 def envelope(prefix: str, request_id: str, model: str) -> Json:

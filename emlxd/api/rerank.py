@@ -13,7 +13,7 @@ from emlxd.api.embeddings import read_texts
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import count_prompts, lease
-from emlxd.api.render import json_response
+from emlxd.api.json_values import json_response
 from emlxd.api.schema import RerankBody
 from emlxd.api.surface import Embedder, Reranker, Services
 from emlxd.core import TokenizedText

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from quart import Response
 
 from emlxd.api.generate import Events, Run
-from emlxd.api.render import Renderer, json_response
+from emlxd.api.json_values import json_response
+from emlxd.api.render import Renderer
 from emlxd.api.sse import stream_response
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from emlxd.api.conversation import Json
+from emlxd.api.json_values import Json
 from emlxd.api.responses_schema import Item
 from emlxd.errors import ResponseNotFound
 

@@ -11,9 +11,8 @@ from emlxd.api.body import read_object
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import Body, validate
 from emlxd.api.generate import lease, sampling_params, submit
-from emlxd.api.logprobs import Json
+from emlxd.api.json_values import Json, json_response
 from emlxd.api.prompts import Prompt, shaped
-from emlxd.api.render import json_response
 from emlxd.api.respond import respond
 from emlxd.api.response_store import ResponseStore
 from emlxd.api.responses_render import Keep, ResponseRenderer

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from emlxd.api.logprobs import Json, token_objects
+from emlxd.api.json_values import Json
+from emlxd.api.logprobs import token_objects
 from emlxd.api.render import Said
 from emlxd.api.surface import Tokenizer
 from emlxd.core import Finished, PromptScored, TextPiece, ToolCallPiece, Usage

@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.conversation import Json, assistant, said, tool_call, tool_result, tool_spec
+from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, one_or_several
+from emlxd.api.json_values import Json
 from emlxd.api.shapes import HeldBody, Name, ThinkingBody, client_tool
 from emlxd.core import Grammar
 from emlxd.text.dialect import Wishes

@@ -10,7 +10,7 @@ from typing import Any
 from quart import Blueprint, Response
 
 from emlxd.api.drain import Running
-from emlxd.api.render import json_response
+from emlxd.api.json_values import json_response
 from emlxd.api.surface import Services
 
 

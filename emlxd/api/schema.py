@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.body import json_type
 from emlxd.api.fields import Body, GenerationBody, Refusals, field_error
+from emlxd.api.json_values import json_type
 from emlxd.api.mistakes import shown
 from emlxd.api.shapes import FormatBody, ThinkingBody, ToolsBody
 

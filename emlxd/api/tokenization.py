@@ -9,9 +9,9 @@ from quart import Blueprint, Response
 from emlxd.api.body import read_object
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease
+from emlxd.api.json_values import json_response
 from emlxd.api.logprobs import token_name
 from emlxd.api.prompts import chat_prompt, check_tokens
-from emlxd.api.render import json_response
 from emlxd.api.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from emlxd.api.surface import Services
 from emlxd.errors import RequestError
