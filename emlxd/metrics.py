@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, Protocol
 
 from emlxd.core import Timing, Usage
 from emlxd.exposition import asked_format, expose
 from emlxd.instruments import AnyFamily, Family, LabelledHistogram, Labels
+from emlxd.version import package_version
 from emlxd.vllm_names import vllm_families
 
 FIRST_TOKEN_BUCKETS = (
@@ -24,15 +23,6 @@ FIRST_TOKEN_BUCKETS = (
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKEN_BUCKETS = tuple(2**power for power in range(18))
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-@cache
-def package_version(package: str = "emlxd") -> str:
-    """The installed version of ``package``, or "unknown" when it runs without being installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class Collector(Protocol):

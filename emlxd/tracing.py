@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emlxd.errors import UserError
-from emlxd.metrics import package_version
+from emlxd.version import package_version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -26,8 +26,8 @@ from emlxd.api.shapes import wishes
 from emlxd.api.sse import line_response
 from emlxd.api.surface import Embedder, Services, Worker
 from emlxd.errors import RequestError
-from emlxd.metrics import package_version
 from emlxd.text.dialect import Wishes
+from emlxd.version import package_version
 
 
 def routes(services: Services) -> Blueprint:

@@ -17,7 +17,7 @@ from emlxd.api import messages_schema, ollama_schema, responses_schema, schema
 from emlxd.api.fields import Body
 from emlxd.api.json_values import Json
 from emlxd.api.surface import Services
-from emlxd.metrics import package_version
+from emlxd.version import package_version
 
 EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"

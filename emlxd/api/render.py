@@ -18,7 +18,7 @@ from emlxd.api.logprobs import TextLogprobs, join_parts, token_objects
 from emlxd.api.surface import Tokenizer
 from emlxd.core import Finished, PromptScored, TextPiece, TokenLogprob, ToolCallPiece, Usage
 from emlxd.errors import EmlxdError
-from emlxd.metrics import package_version
+from emlxd.version import package_version
 
 Said = PromptScored | TextPiece | ToolCallPiece | Finished
 """The events that are left once failures are raised."""

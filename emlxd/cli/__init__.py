@@ -29,9 +29,9 @@ class _Commands(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from emlxd.version import package_version
 
-        typer.echo(f"emlxd {version('emlxd')}")
+        typer.echo(f"emlxd {package_version()}")
         raise typer.Exit
 
 
