@@ -157,7 +157,7 @@ class FakeWorker:
                 await self.gate.wait()
             if self.patient:
                 await asyncio.sleep(0)
-            generation._deliver([event])
+            generation.deliver([event])
 
     def _events(self, request: GenerateRequest) -> list[Event]:
         """The answers' events word by word in turn, as a batch gives them."""

@@ -80,10 +80,11 @@ class Generation:
         """End it from the reader's side: its last unread event is ``Failed``. Works without the worker."""
         if self._unfinished and not self._closed:
             self.cancel()
-            self._deliver([Failed(error)])
+            self.deliver([Failed(error)])
             self._closed = True
 
-    def _deliver(self, events: list[Event]) -> None:
+    def deliver(self, events: list[Event]) -> None:
+        """Adds to what waits to be read. Called on the event loop."""
         if self._closed:
             return
         self._events.extend(events)
@@ -172,4 +173,4 @@ class Mailbox:
     @staticmethod
     def _deliver(batch: dict[Generation, list[Event]]) -> None:
         for generation, events in batch.items():
-            generation._deliver(events)
+            generation.deliver(events)

@@ -62,7 +62,7 @@ async def page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def answer(worker: HouseWorker, generation: Generation) -> None:
         for event in worker._events(generation.request):
             await asyncio.sleep(PACE)
-            generation._deliver([event])
+            generation.deliver([event])
 
     monkeypatch.setattr(House, "prepare", prepare)
     monkeypatch.setattr(HouseWorker, "_answer", answer)

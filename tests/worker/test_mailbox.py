@@ -31,7 +31,7 @@ class Listener:
         self.generation = Generation(GenerateRequest("r", (1,), 9, **request), self.cancelled.append)
 
     def say(self, *events: Event) -> None:
-        self.generation._deliver(list(events))
+        self.generation.deliver(list(events))
 
     async def rest(self) -> list[Event]:
         return [event async for event in self.generation]
