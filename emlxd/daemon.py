@@ -39,20 +39,20 @@ STUCK: Final = 70  # exit status, EX_SOFTWARE of sysexits.h: start me again
 _log = structlog.get_logger("emlxd.daemon")
 
 
-Shown = Callable[[], AbstractContextManager[Progress]]
-"""Shows, while it is open, what is reported to it."""
+ProgressDisplay = Callable[[], AbstractContextManager[Progress]]
+"""Opens something that shows progress as long as it is open, and gives what reports to it."""
 
 
-def run(settings: Settings, path: Path, shown: Shown | None = None) -> None:
+def run(settings: Settings, path: Path, display: ProgressDisplay | None = None) -> None:
     """Serve what ``settings`` say until told to stop; the file at ``path`` is where they came from.
 
-    ``shown`` is told how far the models are that are loaded at the start.
+    ``display`` shows how far loading the startup models is.
 
     Raises UserError for what the user can mend. Where a worker is stuck the process ends with status 70.
     """
     listener = bind(settings.server)
     try:
-        clean = asyncio.run(_run(settings, path, listener, shown))
+        clean = asyncio.run(_run(settings, path, listener, display))
     except ServerFault as fault:
         _log.critical("giving up", reason=fault.message)
         _end_now(STUCK)
@@ -67,8 +67,10 @@ def _end_now(status: int) -> None:
     os._exit(status)
 
 
-async def _run(settings: Settings, path: Path, listener: socket.socket, shown: Shown | None) -> bool:
-    """Whether every worker has ended."""
+async def _run(
+    settings: Settings, path: Path, listener: socket.socket, display: ProgressDisplay | None
+) -> bool:
+    """Serves until told to stop. Gives whether every worker has ended."""
     from emlxd import footprint
     from emlxd.graph import BLAS, device
 
@@ -97,7 +99,7 @@ async def _run(settings: Settings, path: Path, listener: socket.socket, shown: S
     )
     front.operator = Operator(registry, reloader, footprint.memory_use)
     tasks = (
-        lambda: load_shown(registry, footprint.memory_use, shown) if shown else registry.load(),
+        lambda: load_with_progress(registry, footprint.memory_use, display) if display else registry.load(),
         registry.watch,
         lambda: _reload_on_change(reloader),
         lambda: _reload_on_hangup(reloader),
@@ -111,9 +113,11 @@ async def _run(settings: Settings, path: Path, listener: socket.socket, shown: S
     return clean
 
 
-async def load_shown(registry: Registry, memory_use: Callable[[], Mapping[str, int]], shown: Shown) -> None:
-    """Loads what is wanted at the start. Reported are the bytes that are there of those that it will take."""
-    with shown() as report:
+async def load_with_progress(
+    registry: Registry, memory_use: Callable[[], Mapping[str, int]], display: ProgressDisplay
+) -> None:
+    """Loads the startup models, and shows how many of the bytes that each needs are on the device."""
+    with display() as report:
         reporter = asyncio.create_task(_report_loading(registry, memory_use, report))
         try:
             await registry.load()

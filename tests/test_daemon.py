@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from emlxd.daemon import load_shown
+from emlxd.daemon import load_with_progress
 from tests.daemon import free_port
 from tests.residents import House, model
 
@@ -67,7 +67,7 @@ async def test_what_is_loaded_at_the_start_is_shown_by_its_bytes() -> None:
             shown.set()
 
     loading = asyncio.create_task(
-        load_shown(registry, lambda: {"active": next(active)}, lambda: nullcontext(report))
+        load_with_progress(registry, lambda: {"active": next(active)}, lambda: nullcontext(report))
     )
     await shown.wait()
     house.gate.set()

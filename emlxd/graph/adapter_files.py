@@ -150,7 +150,7 @@ def _paired(
     expected = {"lora_a", "lora_b"} | ({"m"} if dora else set())
     for module, found in parts.items():
         if found.keys() != expected:
-            raise _bad_module(path, module, f"has {some(found)}, expected {some(expected)}")
+            raise _bad_module(path, module, f"has {first_few(found)}, expected {first_few(expected)}")
         if not all(mx.issubdtype(part.dtype, mx.floating) for part in found.values()):
             raise _bad_module(path, module, f"has {found['lora_a'].dtype}, expected floating point")
     return {module: _checked(path, module, found, scale) for module, found in parts.items()}
@@ -187,7 +187,7 @@ def _bad_module(path: Path, module: str, what: str) -> ModelFormatError:
     return ModelFormatError(f"{path}: '{module}' {what}")
 
 
-def some(names: Iterable[str]) -> str:
+def first_few(names: Iterable[str]) -> str:
     """The first few of many names."""
     listed = sorted(names)
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
-from emlxd.graph.adapter_files import AdapterFile, read_adapter, some
+from emlxd.graph.adapter_files import AdapterFile, first_few, read_adapter
 from emlxd.graph.delta import Chosen, Delta, LowRank, stack_deltas
 from emlxd.graph.families import family_of
 from emlxd.graph.names import COMMON, Names, stored_stems
@@ -70,8 +70,8 @@ class Adapters:
         for file, left in zip(self._files, self._left, strict=True):
             if left:
                 raise ModelFormatError(
-                    f"{file.path}: adapts {some(left)}, expected projections of the attention and of the "
-                    "feed-forward layers that the model has"
+                    f"{file.path}: adapts {first_few(left)}, "
+                    "expected projections of the attention and of the feed-forward layers that the model has"
                 )
 
 

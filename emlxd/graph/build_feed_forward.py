@@ -66,7 +66,7 @@ def _gate_up(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str) ->
     width, hidden, names = experts.width, spec.hidden_size, ("gate_proj", "up_proj")
     if take.has(f"{prefix}.stacked.gate_up_proj.weight"):
         fused = _projection(take, experts, prefix, "gate_up_proj", 2 * width, hidden)
-        fused = _apart(fused) if experts.interleaved else fused
+        fused = _deinterleaved(fused) if experts.interleaved else fused
         deltas = [_delta(take, experts, prefix, name, width, hidden) for name in names]
         return (take.evaluated(replace(fused, delta=join_deltas(deltas, [width, width]))),)
     gate, up = (_projection(take, experts, prefix, name, width, hidden) for name in names)
@@ -105,7 +105,7 @@ def _stems(experts: ExpertsSpec, prefix: str, name: str) -> tuple[str, list[str]
     return f"{prefix}.stacked.{name}", [f"{prefix}.experts.{index}.{name}" for index in range(experts.count)]
 
 
-def _apart(fused: ExpertLinear) -> ExpertLinear:
+def _deinterleaved(fused: ExpertLinear) -> ExpertLinear:
     """The gate's rows first, then those of the linear part, where a checkpoint stores them by turns."""
 
     def reorder(part: mx.array, axis: int) -> mx.array:

@@ -39,7 +39,7 @@ class Body(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BothWays(Place):
+class BidirectionalPlace(Place):
     """Whole texts, in which tokens see each other in both directions, but none of another text."""
 
     owners: mx.array = field(kw_only=True)
@@ -163,7 +163,7 @@ class Encoder:
         """[B, L, D]; padding gets hidden states without a meaning."""
         batch, length = texts.tokens.shape
         starts = mx.zeros((batch,), mx.int32)
-        place = BothWays(slice(0, batch), starts, length, length, owners=texts.owners)
+        place = BidirectionalPlace(slice(0, batch), starts, length, length, owners=texts.owners)
         seen: dict[int | None, Seen] = {}
         bias = self.distances(batch, length) if self.distances else None
         rotations: dict[int, Rotate] = {}

@@ -51,7 +51,7 @@ def from_gguf(info: TensorInfo, raw: bytes, dense: mx.Dtype | None = None) -> We
     blocks = data.reshape(-1, info.block.bytes)
     if info.block.name == "MXFP4" and dense is None:
         return _packed_mxfp4(blocks, info.shape)
-    groups = _APART[info.block.name](blocks)
+    groups = _GROUPS_OF[info.block.name](blocks)
     exact = groups.numbers.shape[-1] == 32
     if dense is None and exact:
         return _packed(groups, info.shape)
@@ -232,7 +232,7 @@ def _mxfp4(blocks: mx.array) -> Groups:
     return Groups(values[_nibbles(blocks[:, 1:])], scales, scales * -12, 8)
 
 
-_APART: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
+_GROUPS_OF: Final[Mapping[str, Callable[[mx.array], Groups]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

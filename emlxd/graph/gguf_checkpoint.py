@@ -54,11 +54,11 @@ class GgufRow:
     config: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {}
 
 
-def _scalar_of_largest(layers: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _gemma_query_scalar(layers_of_largest: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The largest Gemmas, told by their depth, scale scores by hidden size over heads, not head size."""
 
     def config(c: dict[str, Any]) -> dict[str, Any]:
-        largest = c.get("num_hidden_layers") == layers
+        largest = c.get("num_hidden_layers") == layers_of_largest
         scalar = c["hidden_size"] // c["num_attention_heads"] if largest else c["head_dim"]
         return {"query_pre_attn_scalar": scalar}
 
@@ -89,8 +89,8 @@ ROWS: Final[Mapping[str, GgufRow]] = {
     "qwen3": GgufRow("qwen3"),
     "qwen3moe": GgufRow("qwen3_moe", config=lambda c: _qwen_experts(c) | {"norm_topk_prob": True}),
     "gemma": GgufRow("gemma", norms_plus_one=True),
-    "gemma2": GgufRow("gemma2", norms_plus_one=True, config=_scalar_of_largest(46)),
-    "gemma3": GgufRow("gemma3_text", norms_plus_one=True, config=_scalar_of_largest(62)),
+    "gemma2": GgufRow("gemma2", norms_plus_one=True, config=_gemma_query_scalar(46)),
+    "gemma3": GgufRow("gemma3_text", norms_plus_one=True, config=_gemma_query_scalar(62)),
     "gpt-oss": GgufRow("gpt_oss", names={"mlp_in": "post_attention_norm"}, config=_local_experts),
     "phi3": GgufRow("phi3", names={"mlp.gate_up_proj": "ffn_up"}),
 }

@@ -8,7 +8,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from emlxd.errors import ModelFormatError
-from emlxd.graph.adapter_files import some
+from emlxd.graph.adapter_files import first_few
 from emlxd.graph.adapters import Adapters
 from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.delta import Delta
@@ -107,9 +107,11 @@ class Taker:
         """Raises ModelFormatError naming what is missing or what nobody took, of adapters too."""
         path = self._checkpoint.path
         if self._missing:
-            raise ModelFormatError(f"{path}: lacks tensors of its architecture: {some(self._missing)}")
+            raise ModelFormatError(f"{path}: lacks tensors of its architecture: {first_few(self._missing)}")
         if names := self._checkpoint.leftovers():
-            raise ModelFormatError(f"{path}: has tensors that the architecture does not use: {some(names)}")
+            raise ModelFormatError(
+                f"{path}: has tensors that the architecture does not use: {first_few(names)}"
+            )
         if self._adapters:
             self._adapters.finish()
 

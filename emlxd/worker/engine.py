@@ -208,11 +208,11 @@ class Engine:
         if not sequence.scores_prompt:
             self.prefixes.restore(sequence)
         if self._runner.recurrent and sequence.leader is None and sequence.request.n > 1:
-            sequence.stops.add(sequence.lent)
+            sequence.stops.add(sequence.shared_tokens)
 
     def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
         """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
-        known = leader.lent
+        known = leader.shared_tokens
         past = leader.written + self._max_draft - 1 - known
         there = leader.prefilled == known if self._runner.recurrent else past <= self._runner.slack
         if leader.running and known and there:

@@ -95,7 +95,7 @@ class PrefixCache:
 
 
 class Checkpoints:
-    """Which states are kept, and where; the least recently used one makes room."""
+    """Which recurrent states are kept, and at which place; the least recently used one makes room."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -121,15 +121,15 @@ class Checkpoints:
         return self._places[key]
 
     def lend(self) -> int | None:
-        """A place for states whose keys are not known yet. None if half of all places are lent."""
+        """A place for a state whose key is not known yet: its tokens are not read. None if half are lent."""
         if len(self.lent) >= self._room // 2:
             return None
         place = self._take()
         self.lent.add(place)
         return place
 
-    def name(self, place: int, key: bytes) -> bool:
-        """What a lent place holds is now known by ``key``. False, and the place free, if that has one."""
+    def keep(self, place: int, key: bytes) -> bool:
+        """Keeps the state in a lent place under ``key``. False, and the place is free, if that has one."""
         self.take_back(place)
         if self.find(key) is not None:
             return False
@@ -138,7 +138,7 @@ class Checkpoints:
         return True
 
     def take_back(self, place: int) -> None:
-        """Of a place that is lent no longer, too."""
+        """Ends the loan of a place, if it is lent."""
         if place in self.lent:
             self.lent.remove(place)
             self._free.append(place)

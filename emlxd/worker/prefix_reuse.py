@@ -102,7 +102,7 @@ class PrefixReuse:
         elif sequence.checkpoint is not None and sequence.state_at <= len(tokens):
             known = tokens[: sequence.state_at]
             key = state_key(block_keys(known, sequence.adapter.seed)[-1])
-            if self.checkpoints.name(sequence.checkpoint, key):
+            if self.checkpoints.keep(sequence.checkpoint, key):
                 self._note([key])
             sequence.checkpoint = None  # it is others' now: the next state goes elsewhere
             self._keep_blocks(sequence, known)

@@ -123,10 +123,10 @@ class Sequence:
     def waits_for_leader(self) -> bool:
         """The prompt is being prefilled for another answer to it, and will be there to be copied."""
         leader = self.leader
-        return leader is not None and leader.running and leader.prefilled < leader.lent
+        return leader is not None and leader.running and leader.prefilled < leader.shared_tokens
 
     @property
-    def lent(self) -> int:
+    def shared_tokens(self) -> int:
         """How many tokens of its prompt other answers to it copy."""
         return len(self.request.prompt) - 1
 

@@ -94,9 +94,9 @@ def test_a_lent_place_is_named_or_taken_back() -> None:
     states = Checkpoints(4)
     first, second = states.lend(), states.lend()
     assert first is not None and second is not None and states.lend() is None
-    assert states.name(first, b"a") and states.find(b"a") == first
+    assert states.keep(first, b"a") and states.find(b"a") == first
     third = states.lend()
-    assert third is not None and not states.name(third, b"a")
+    assert third is not None and not states.keep(third, b"a")
     states.take_back(second)
     states.take_back(second)
     assert not states.lent
