@@ -1,4 +1,4 @@
-"""Which worker a model needs, and what one that reads whole texts runs."""
+"""Makes a ``ReaderModel`` of a model's files. Called on the worker's own thread."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from emlxd.config import ModelSettings
-from emlxd.core import Kind, ModelInfo, SamplingParams
+from emlxd.core import ModelInfo, SamplingParams
 from emlxd.worker.load import read_tokenizer
 from emlxd.worker.reader import ReaderModel
 
 
-def kind_of(settings: ModelSettings, path: Path) -> Kind:
-    """What the model is for: what its entry says, or what its files are written for."""
-    from emlxd.graph.open_embedder import kind_of
-
-    return kind_of(settings, path)
-
-
 def load_reader(settings: ModelSettings, path: Path, turn: AbstractContextManager[None]) -> ReaderModel:
-    """Loads a model that reads whole texts, in ``turn`` with others, on its worker's thread.
-
-    Raises ModelFormatError.
-    """
+    """Loads the files at ``path`` onto the device, in ``turn`` with others. Raises ModelFormatError."""
     from emlxd.graph.open_embedder import open_embedder
 
     tokenizer = read_tokenizer(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from emlxd.config import ModelSettings
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import load_model
-from emlxd.worker.load_reader import kind_of, load_reader
+from emlxd.worker.load_reader import load_reader
 from emlxd.worker.reader import EmbeddingWorker, RerankWorker
 from emlxd.worker.worker import Worker, WorkerOptions
 
@@ -16,6 +16,8 @@ AnyWorker = Worker | EmbeddingWorker | RerankWorker
 
 def make_worker(settings: ModelSettings, path: Path, gate: Gate) -> AnyWorker:
     """A worker, not started yet, for the model whose files are at ``path``."""
+    from emlxd.graph.open_embedder import kind_of
+
     kind = kind_of(settings, path)
     if kind == "chat":
         return Worker(WorkerOptions.of(settings), lambda: load_model(settings, path, gate), gate)

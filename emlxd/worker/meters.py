@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from emlxd.core import WorkerCounts
 from emlxd.instruments import Histogram
 
 # Seconds, as other servers have them, so that their dashboards fit.
@@ -22,3 +23,14 @@ class Meters:
         self.step_batch_size = Histogram(BATCH_BOUNDS)
         self.inter_token_seconds = Histogram(INTER_TOKEN_BOUNDS)
         self.traces = 0
+
+    def counts(self, *, prefix_query_tokens: int = 0, prefix_hit_tokens: int = 0) -> WorkerCounts:
+        """What was counted so far, with what the prefix cache counts."""
+        return WorkerCounts(
+            prefix_query_tokens=prefix_query_tokens,
+            prefix_hit_tokens=prefix_hit_tokens,
+            traces=self.traces,
+            step_seconds=self.step_seconds.read(),
+            step_batch_size=self.step_batch_size.read(),
+            inter_token_seconds=self.inter_token_seconds.read(),
+        )

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from emlxd.core import ModelInfo
+from emlxd.errors import Unavailable
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
 
@@ -85,6 +86,9 @@ class ModelThread(ABC, Generic[Message]):
             await _outcome(self._ended)
             self._thread.join()
         self._text.shutdown(wait=False, cancel_futures=True)
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(f"The model '{self.name}' is not available.")
 
     async def _in_text_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._text, work)

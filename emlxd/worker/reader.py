@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, Shape, TextBatch, TokenizedText, WorkerCounts, WorkerStats
+from emlxd.core import GenerateRequest, ModelInfo, Shape, TextBatch, TokenizedText, WorkerStats
 from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.dialect import Wishes
 from emlxd.text.tokenizer import Tokenizer
@@ -147,14 +147,7 @@ class ReaderWorker(ModelThread[_Job]):
             kv_tokens=0,
             kv_capacity=0,
             memory={"weights": self._weight_bytes},
-            counts=WorkerCounts(
-                prefix_query_tokens=0,
-                prefix_hit_tokens=0,
-                traces=self._meters.traces,
-                step_seconds=self._meters.step_seconds.read(),
-                step_batch_size=self._meters.step_batch_size.read(),
-                inter_token_seconds=self._meters.inter_token_seconds.read(),
-            ),
+            counts=self._meters.counts(),
         )
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
@@ -176,13 +169,13 @@ class ReaderWorker(ModelThread[_Job]):
     @property
     def _loaded_model(self) -> ReaderModel:
         if self._model is None:
-            raise Unavailable(f"The model '{self.name}' is not available.")
+            raise self._unavailable()
         return self._model
 
     async def _read(self, texts: Sequence[TokenizedText]) -> list[list[float]]:
         """What the model makes of each text. Leaving gives up what is not computed yet."""
         if not self.alive:
-            raise Unavailable(f"The model '{self.name}' is not available.")
+            raise self._unavailable()
         if self._running + self._inbox.qsize() > self._max_queue:
             raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
         job = _Job(texts, Future())

@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from emlxd.config import ModelSettings
-from emlxd.core import GenerateRequest, ModelInfo, Shape, Usage, WorkerCounts, WorkerStats
+from emlxd.core import GenerateRequest, ModelInfo, Shape, Usage, WorkerStats
 from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.text.answer import Answer
 from emlxd.text.dialect import Dialect, Wishes
@@ -113,7 +113,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
         """How it stands, also after its end; None before its start is done. Waits for nobody."""
         if (engine := self._engine) is None:
             return None
-        meters, info = engine.meters, self.info
+        info = self.info
         return WorkerStats(
             running=engine.running,
             waiting=engine.waiting + self._inbox.qsize(),
@@ -121,13 +121,9 @@ class Worker(ModelThread[_Submit | _Cancel]):
             kv_tokens=engine.kv_tokens,
             kv_capacity=info.slots * info.max_context,
             memory=self._memory,
-            counts=WorkerCounts(
+            counts=engine.meters.counts(
                 prefix_query_tokens=engine.prefixes.query_tokens,
                 prefix_hit_tokens=engine.prefixes.hit_tokens,
-                traces=meters.traces,
-                step_seconds=meters.step_seconds.read(),
-                step_batch_size=meters.step_batch_size.read(),
-                inter_token_seconds=meters.inter_token_seconds.read(),
             ),
         )
 
@@ -175,7 +171,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
         """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
         engine = self._running_engine
         if not self.alive:
-            raise Unavailable(f"The model '{self.name}' is not available.")
+            raise self._unavailable()
         queued = engine.running + engine.waiting + self._inbox.qsize()
         if queued >= self.info.slots + self._options.max_queue:
             raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
@@ -186,7 +182,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             answer.leader = answers[0]
         self._inbox.put(_Submit(answers))
         if not self.alive:  # it ended meanwhile, and nobody reads the inbox any more
-            generation.fail(Unavailable(f"The model '{self.name}' is not available."))
+            generation.fail(self._unavailable())
         return generation
 
     def retune(self, settings: ModelSettings) -> None:
@@ -278,7 +274,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
     @property
     def _running_engine(self) -> Engine:
         if self._engine is None:
-            raise Unavailable(f"The model '{self.name}' is not available.")
+            raise self._unavailable()
         return self._engine
 
     def _step(self, engine: Engine) -> None:
