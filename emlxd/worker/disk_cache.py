@@ -46,7 +46,7 @@ class DiskCache:
             self._open()
             remove_unused(self._folder.parent.parent, time.time() - UNUSED)
         except OSError as error:
-            self._give_up(error)
+            self._warn(error)
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +115,7 @@ class DiskCache:
             with self._lock:
                 self._sizes[key] = size
         except OSError as error:
-            self._give_up(error)
+            self._warn(error)
         finally:
             with self._lock:
                 self._unwritten -= 1
@@ -137,7 +137,7 @@ class DiskCache:
             self._sizes.pop(key, None)
         self._path(key).unlink(missing_ok=True)
 
-    def _give_up(self, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         """A full or broken disk: go on with what is there, and say so."""
         log.warning("prefix cache: disk", folder=str(self._folder), error=str(error))
 

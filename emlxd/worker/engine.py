@@ -212,14 +212,23 @@ class Engine:
 
     def _reuse_leader(self, sequence: Sequence, leader: Sequence) -> None:
         """Copies the prompt of another answer to it; its last token is computed, for what follows it."""
-        known = leader.shared_tokens
-        past = leader.written + self._max_draft - 1 - known
-        there = leader.prefilled == known if self._runner.recurrent else past <= self._runner.slack
-        if leader.running and known and there:
-            self._runner.copy(leader.slot, sequence.slot, known)
-            sequence.prefilled = known
+        if self._has_prompt(leader):
+            self._runner.copy(leader.slot, sequence.slot, leader.shared_tokens)
+            sequence.prefilled = leader.shared_tokens
         else:
             self._reuse(sequence)
+
+    def _has_prompt(self, leader: Sequence) -> bool:
+        """Whether a slot holds what the shared tokens of its prompt have left there.
+
+        A recurrent state does if no token went past them, K/V in rings if not too many did.
+        """
+        shared = leader.shared_tokens
+        if not leader.running or not shared:
+            return False
+        if self._runner.recurrent:
+            return leader.prefilled == shared
+        return leader.written + self._max_draft - 1 - shared <= self._runner.slack
 
     def _launch_prefill(self) -> None:
         chunks = self._scheduler.prefill(self._pacer.tokens if self._scheduler.decoding else UNLIMITED)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from emlxd.worker.sequence import Sequence
+
+MAX_PADDED: Final = 1.5  # times the real tokens of prompts that are prefilled side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Scheduler:
         for sequence in self._unfilled():
             count = min(sequence.piece_left, budget)
             padded = (len(chunks) + 1) * max(width, count)
-            if chunks and (padded > budget or padded * 2 > (real + count) * 3):
+            if chunks and (padded > budget or padded > MAX_PADDED * (real + count)):
                 break
             chunks.append(Chunk(sequence, sequence.prefilled, count))
             real, width = real + count, max(width, count)
