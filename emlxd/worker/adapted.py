@@ -47,7 +47,7 @@ Served = AnyWorker | AdaptedWorker
 
 
 def adapted(worker: AnyWorker, name: str) -> Served:
-    """What answers to ``name``: the worker, or one of its adapters if the name is ``model:adapter``."""
+    """What serves ``name``: the worker, or the worker with an adapter if the name is ``model:adapter``."""
     model, _, adapter = name.rpartition(":")
     if isinstance(worker, Worker) and model == worker.name and adapter in worker.adapters:
         return AdaptedWorker(worker, adapter)

@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """What ``work`` gives, from a thread of its own that does not keep the process from ending."""
+    """The result of ``work``, run on a thread of its own that does not keep the process from ending."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # who waits may leave; the work goes on
+    done.set_running_or_notify_cancel()  # whoever waits may be cancelled; the work goes on
 
     def run() -> None:
         try:

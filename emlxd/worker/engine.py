@@ -22,7 +22,7 @@ from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
 UNLIMITED: Final = 1 << 30
-WAITED: Final = 1e-3  # seconds: reading takes less where the result is there
+WAITED: Final = 1e-3  # seconds: a read that took longer had to wait for the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Engine:
         self._max_draft = max_draft
         self._timeout = timeout
         self._requests: dict[str, list[Sequence]] = {}
-        self._flights: list[Flight] = []  # of the step before
-        self._launched: list[Flight] = []  # of this step
-        self._ended: list[Sequence] = []
+        self._flights: list[Flight] = []  # dispatched by the step before
+        self._launched: list[Flight] = []  # dispatched by this step
+        self._ended: list[Sequence] = []  # which may still have a slot
         self._busy_until = 0.0  # when the device was last known to compute a step
         self.prefixes = PrefixReuse(runner, disk, max_draft)
         self.meters = Meters()
@@ -101,7 +101,7 @@ class Engine:
             self._scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request without a word; unknown ids have ended already."""
+        """Ends a request without an event for its reader. An unknown id is one that has ended already."""
         for sequence in self._requests.get(request_id, []).copy():
             self._end(sequence)
         self._free_slots()
@@ -125,7 +125,10 @@ class Engine:
         self._mailbox.flush()
 
     def _end_late_requests(self) -> None:
-        """Requests arrive in order, so the first that has time left ends the search."""
+        """Fails requests that take too long.
+
+        The oldest is first, so the first with time left ends the search.
+        """
         if not self._timeout:
             return
         latest = self._now() - self._timeout
@@ -135,7 +138,10 @@ class Engine:
         self._free_slots()
 
     def _speculate(self) -> bool:
-        """Takes a step that checks drafts, if enough answers have one. It is read at once for its length."""
+        """Takes a step that checks drafts, if half of the answers have one. Gives whether it did.
+
+        The step is read at once: how many tokens it gave says where the next one begins.
+        """
         running = self._scheduler.running
         if not all(sequence.can_draft(self._max_draft) for sequence in running):
             return False
@@ -180,8 +186,8 @@ class Engine:
     def recover(self, error: EmlxdError, *, shed: bool) -> None:
         """Starts anew after a step has failed: what was on the device is lost.
 
-        Who was running fails with ``error``; with ``shed`` only the newest does, to make room, and the others
-        are computed again. Raises what the runner raises if it cannot go on.
+        All running requests fail with ``error``. With ``shed`` only the newest one does, to make room, and
+        the others are computed again. Raises what the runner raises if it cannot go on.
         """
         alive = [sequence for sequence in self._scheduler.running if not sequence.ended]
         running = sorted(alive, key=lambda sequence: sequence.order)
@@ -280,8 +286,8 @@ class Engine:
             asked = self._now()
             output = flight.pending.read()
             now = self._now()
-            # It began when the step before was over, or later. One that did not have to be waited for was
-            # over at some time before: on a CPU while the next one was being dispatched.
+            # The device began this step when it was dispatched or, if later, when the step before was over.
+            # If reading had to wait, it was over just now. If not, it was over earlier, nobody knows when.
             began = max(self._busy_until, flight.since)
             self._pacer.observe(sum(chunk.count for chunk in flight.chunks), now - began)
             if now - asked > WAITED:
@@ -293,7 +299,7 @@ class Engine:
                     self._accept(sequence, token, logprob, now)
 
     def _receive_prompts(self, flight: Flight, output: StepOutput, now: float) -> None:
-        """Delivers prompts' log-probabilities, and ends who asked for no more."""
+        """Delivers the prompts' log-probabilities, and ends requests that want no tokens."""
         for row, chunk in enumerate(flight.chunks):
             sequence = chunk.sequence
             if sequence.ended:
@@ -337,7 +343,7 @@ class Engine:
                 self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
-        """What the step in flight still brings for it is dropped on arrival."""
+        """Ends an answer. Tokens that a step in flight still brings for it are dropped on arrival."""
         sequence.ended = True
         self.prefixes.forget(sequence)
         self._ended.append(sequence)
@@ -347,7 +353,10 @@ class Engine:
             del self._requests[sequence.request.id]
 
     def _free_slots(self) -> None:
-        """Frees the slots of those that have ended. Not between a forward pass and its sampling."""
+        """Frees the slots of answers that have ended, and closes the gaps by moving others.
+
+        Not to be called between a forward pass and its sampling, which must find the same rows.
+        """
         for sequence in self._ended:
             slot = sequence.slot
             move = self._scheduler.remove(sequence)

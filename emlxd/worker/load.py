@@ -17,7 +17,7 @@ from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.runner import Runner
 from emlxd.worker.sequence import Adapter
 
-KV_FORMAT: Final = 2  # to be raised when blocks of the prefix cache come to lie otherwise
+KV_FORMAT: Final = 2  # raise it with every change of how the prefix cache lays out its blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Model:
     """A loaded model: how it is run, and how its text is read and written.
 
     ``generation_config`` is what its own files say of sampling. ``fingerprint`` differs for whatever makes
-    its K/V differ. ``adapters`` by name.
+    its K/V differ. ``adapters`` are by name.
     """
 
     info: ModelInfo
@@ -75,17 +75,18 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
 
 
 def _fingerprint(settings: ModelSettings, path: Path, max_context: int) -> str:
-    """Keys depend on the context where a rotation is scaled for it (longrope)."""
+    """Differs for whatever makes K/V differ: ``max_context`` too, for which longrope scales its rotation."""
     form = (settings.dtype, settings.weights, str(settings.quantize))
     computed = (KV_FORMAT, *form, max_context, _identity(path))
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
 def _identity(path: Path) -> tuple[str, list[tuple[str, int, int, int]]]:
-    """What no other files have: where they lie, and of each its name, size and times.
+    """Tells these files from all others: where they are, and the name, size and times of each.
 
-    Names and sizes are those of every fine-tune, and archives and copies set the time of modification as they
-    like. That of the last change is the system's own: it tells files apart that came to lie in one place.
+    Fine-tunes of a model share names and sizes, and archives and copies may set any time of modification.
+    Only the time of the last change (ctime) is the system's own: it differs when files are replaced by
+    others.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files if file.is_file()]
@@ -107,7 +108,7 @@ def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _sampling(settings: SamplingDefaults, model: Mapping[str, Any]) -> SamplingParams:
-    """What a request gets that asks for nothing: the YAML's values, else the model's, else OpenAI's."""
+    """The defaults for requests: the values of config.yaml, else the model's own, else OpenAI's."""
     usual = SamplingParams()
     if model.get("do_sample") is False:
         model = {"temperature": 0.0}

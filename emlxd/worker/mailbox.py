@@ -119,7 +119,7 @@ def _joined(events: Iterable[Event]) -> deque[Event]:
 
 
 def _answer(event: Event) -> float:
-    """What concerns all answers comes before them, or after them if it ends them."""
+    """Where an event sorts: by its answer. The prompt's scores come before all, a failure after all."""
     match event:
         case PromptScored():
             return -1
@@ -130,7 +130,7 @@ def _answer(event: Event) -> float:
 
 
 def _without_text(event: Event) -> Event | int:
-    """Equal for pieces that may be joined."""
+    """A key that is equal for neighbouring pieces of text that may be joined, and for nothing else."""
     return replace(event, text="", logprobs=()) if isinstance(event, TextPiece) else id(event)
 
 

@@ -25,8 +25,8 @@ class Close:
 
 
 class ModelThread(ABC, Generic[Message]):
-    """One loaded model. Public methods are for the event loop; what begins with _ and is abstract runs on the
-    thread, but for ``_in_text_thread``.
+    """One loaded model. Public methods are called on the event loop, abstract ones that begin with _ on the
+    model's thread.
     """
 
     def __init__(self, name: str, gate: Gate) -> None:
@@ -132,5 +132,5 @@ class ModelThread(ABC, Generic[Message]):
 
 
 async def _outcome(future: Future[None]) -> None:
-    """Waits for what the thread makes of ``future``. Who stops waiting does not take it from the thread."""
+    """Waits for what the thread makes of ``future``, which is left alone if the waiting is cancelled."""
     await asyncio.shield(asyncio.wrap_future(future))

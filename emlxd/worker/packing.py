@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_TOKENS: Final = 4096  # of the steps of one turn, unless a single text is longer
-_MIN_TOKENS: Final = 256  # of a step: less is not worth a lane of its own
+_MIN_TOKENS: Final = 256  # a step with fewer is not worth a lane of its own
 _SHARED_ROWS: Final = (64, 128)  # tokens of a row that shorter texts share
-_MIN_FILLED: Final = 3 / 4  # of a row with one text, but for the last bucket's rounding
+_MIN_FILLED: Final = 3 / 4  # of a row, less the 8 tokens that its length may be rounded up by
 
 _Texts = list[tuple[int, int]]  # (tokens, place) of each, the shortest first
 
@@ -25,7 +25,9 @@ class Pack:
 
 
 def bucket(size: int, least: int) -> int:
-    """``size`` or the next of few: eight multiples of ``least``, and from there four to each doubling."""
+    """``size`` rounded up, so that few sizes occur: the first eight multiples of ``least``, then four sizes
+    from each doubling to the next.
+    """
     step = max(least, 1 << max((size - 1).bit_length() - 3, 0))
     return -(-size // step) * step
 
@@ -33,10 +35,11 @@ def bucket(size: int, least: int) -> int:
 def pack(
     lengths: Sequence[int], max_context: int, *, lanes: int = 1, shares_rows: bool = False
 ) -> list[Pack]:
-    """Every text once, the longest first, in steps of about equal size, ``lanes`` of them to a turn.
+    """Every text once, the longest first, in steps of about equal size.
 
-    A row has one text, about as long as the others of its step; or, where the model ``shares_rows``, the
-    longest that is left and what fits beside it.
+    The device computes ``lanes`` steps side by side, which is a turn. A row has one text, about as long as
+    the others of its step; or, where the model ``shares_rows``, the longest that is left and what fits beside
+    it.
     """
     left = sorted((length, place) for place, length in enumerate(lengths))
     budget = _budget(sum(lengths), lanes)
@@ -54,13 +57,16 @@ def pack(
 
 
 def _cost(step: Pack, lengths: Sequence[int]) -> float:
-    """What a token costs: more where much is padding, and in a long row, all of which attention looks at."""
+    """What a step costs for each token of its texts.
+
+    Padding makes it more, and so do long rows: attention looks at all of a row.
+    """
     tokens = sum(lengths[place] for row in step.rows for place in row)
     return step.height * step.length * (1 + step.length / 1024) / tokens
 
 
 def _budget(tokens: int, lanes: int) -> int:
-    """Tokens of a step, such that as many steps as make whole turns have all of them, and some to spare."""
+    """How large a step should be: all ``tokens``, and a sixteenth more, in equal parts over whole turns."""
     most = MAX_TOKENS // lanes
     turns = max(-(-tokens // (most * lanes)), 1)
     return min(most, max(_MIN_TOKENS, tokens * 17 // (16 * turns * lanes)))

@@ -15,11 +15,11 @@ SPILLED_A_STEP: Final = 2  # blocks or states
 
 
 class PrefixReuse:
-    """K/V can be taken up at the end of any block; a recurrent state only where it was kept.
+    """K/V can be taken up at the end of any block; a recurrent state only where one was kept.
 
-    It is kept at the end of the last whole block of a prompt and of an answer, for prompts that go on from
-    there, and where a prompt parts from those before it, for others that begin alike. Where layers keep
-    rings, blocks are left along the way, before they are overwritten. ``unspilled`` says whether blocks or
+    A state is kept at the end of the last whole block of a prompt and of an answer, for prompts that go on
+    from there, and where a prompt parts from those before it, for others that begin alike. Where layers keep
+    rings, blocks are saved along the way, before they are overwritten. ``unspilled`` says whether blocks or
     states wait to be handed to the disk.
     """
 
@@ -191,6 +191,7 @@ class PrefixReuse:
             self._note([state_key(key)])
 
     def _note(self, keys: Rows[bytes]) -> None:
+        """New blocks or states are to be handed to the disk."""
         if self._disk:
             self._unspilled += keys
 

@@ -25,8 +25,8 @@ from emlxd.worker.packing import Pack, pack
 
 log = structlog.get_logger(__name__)
 
-ROUND: Final = 256  # texts that are packed together; a newcomer waits for no more
-SHARE: Final = 64  # texts of one request in a round where others wait
+ROUND: Final = 256  # texts that are packed together, and the most that a new request waits for
+SHARE: Final = 64  # texts of one request in a round, if others wait
 
 
 class TextRunner(Protocol):
@@ -92,7 +92,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """A batch, and whose text each of its texts is: a request and a place in it."""
+    """A batch, and for each of its texts the request that it comes from and its place there."""
 
     batch: TextBatch
     members: Sequence[tuple[_Job, int]]
@@ -173,7 +173,7 @@ class ReaderWorker(ModelThread[_Job]):
         return self._model
 
     async def _read(self, texts: Sequence[TokenizedText]) -> list[list[float]]:
-        """What the model makes of each text. Leaving gives up what is not computed yet."""
+        """What the model makes of each text. If the caller is cancelled, the rest is not computed."""
         if not self.alive:
             raise self._unavailable()
         if self._running + self._inbox.qsize() > self._max_queue:

@@ -43,13 +43,15 @@ class Adapter:
 class Sequence:
     """One of a request's answers with its place in the engine.
 
-    ``stops`` are where a piece of the context must end, because the state there is wanted. ``checkpoint`` is
-    where the prefix cache keeps the state that it had after ``state_at`` tokens.
-
     ``order`` is its number in the order of admission. ``context`` is what is prefilled: the prompt, and the
     answer so far if it starts again. ``prefilled`` counts tokens of it whose K/V is written, ``dispatched``
     sampled tokens that the device has or will have; ``answer`` holds those that the host has read. The last
     two differ by the step in flight.
+
+    Of models with a recurrent state: prefill pauses after each of ``stops`` tokens, because the state there
+    is to be kept. ``checkpoint`` is where the prefix cache keeps the state after ``state_at`` tokens.
+
+    ``leader`` is the first answer to the same prompt, of which this one copies what it can.
     """
 
     request: GenerateRequest
@@ -111,7 +113,10 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Once: an answer that starts again after its first token has been told them."""
+        """Whether the prompt's log-probabilities are still to be told.
+
+        An answer that starts again has told them.
+        """
         return self.request.prompt_logprobs is not None and self.leader is None and not self._restarted
 
     @property
@@ -121,13 +126,13 @@ class Sequence:
 
     @property
     def waits_for_leader(self) -> bool:
-        """The prompt is being prefilled for another answer to it, and will be there to be copied."""
+        """Whether the leader is still prefilling the prompt, which can be copied when it is done."""
         leader = self.leader
         return leader is not None and leader.running and leader.prefilled < leader.shared_tokens
 
     @property
     def shared_tokens(self) -> int:
-        """How many tokens of its prompt other answers to it copy."""
+        """How many tokens of the prompt other answers to it copy: all but the last."""
         return len(self.request.prompt) - 1
 
     def begin(self) -> Begin:

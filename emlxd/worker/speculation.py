@@ -13,8 +13,8 @@ LONGEST_PAUSE: Final = 128
 class PromptLookup:
     """Proposes the next tokens of one sequence, and learns whether that is worth the trouble.
 
-    A step that checks a draft cannot overlap with the host's work and computes more columns. So after one
-    that gained nothing, the next ones are not tried: 4 steps long, then 8, then 16 ... up to 128.
+    A step that checks a draft cannot overlap with the host's work and computes more tokens. So after one that
+    gained nothing there is a pause of 4 steps, after the next such one of 8, then 16 ... up to 128.
     """
 
     def __init__(self, max_draft: int) -> None:
@@ -25,7 +25,7 @@ class PromptLookup:
         self._resting = 0
 
     def resting(self) -> bool:
-        """Whether this step is not to be tried. To be asked once a step."""
+        """Whether this step is one of a pause, which gets shorter by it. To be asked once a step."""
         if self._resting:
             self._resting -= 1
             return True
@@ -40,7 +40,7 @@ class PromptLookup:
         return [] if found is None else list(tokens[found : found + self._max_draft])
 
     def learn(self, gained: int) -> None:
-        """Of a step that had been tried: how many drafted tokens were right."""
+        """Takes note of how many drafted tokens were right in a step that was tried."""
         if gained:
             self._pause, self._resting = FIRST_PAUSE, 0
         else:
