@@ -35,7 +35,7 @@ class Answer:
         index: int = 0,
         mask_bytes: int = 0,
     ) -> None:
-        """``matcher`` begins a grammar, which was compiled before. ``mask_bytes`` is the size of a mask."""
+        """``matcher`` gives the matcher of a compiled grammar; ``mask_bytes`` is the size of a mask."""
         shape = request.shape
         self._request_id = request.id
         self._index = index
@@ -56,7 +56,7 @@ class Answer:
         self._matcher = matcher(shape.grammar) if shape.grammar else None
         if self._matcher and self._channels.calls:
             self._channels.calls.hold()
-        # The one token with which the model may choose to think first.
+        # May come first, whatever the grammar says: the token with which the model chooses to think.
         self._think = _opening(tokenizer, request) if self._matcher else None
         self._forced: deque[int] = deque()
         self._refused_call = False
@@ -124,11 +124,11 @@ class Answer:
 
     @property
     def _waits(self) -> bool:
-        """The grammar waits for the end of thinking, unless thinking is a part of it."""
+        """Whether the grammar still waits for the end of thinking, which is not a part of it."""
         return self._shape.thinking is not None and self._channels.thinking
 
     def _follow(self, token: int, reads: list[Read], *, was_waiting: bool) -> None:
-        """Takes the grammar along."""
+        """Advances the grammar by ``token``, or by the text that follows the end of thinking."""
         if self._forced and self._forced[0] == token:
             self._forced.popleft()
         if self._matcher is None:
@@ -146,7 +146,7 @@ class Answer:
             self._matcher.accept(token)
 
     def _hold_call(self) -> list[Read]:
-        """From its beginning on, a call is held to its grammar, if it fits so far."""
+        """Once a call has begun, holds it to its grammar, if what there is of it fits."""
         calls, grammar = self._channels.calls, self._shape.call_grammar
         if calls is None or grammar is None or calls.held:
             return []
@@ -202,7 +202,7 @@ class Answer:
 
 
 def _kept_ids(tokenizer: Tokenizer, request: GenerateRequest) -> frozenset[int]:
-    """The special tokens that mean something to the readers."""
+    """The special tokens that are kept as text, because readers look for them."""
     shape = request.shape
     marks = [*FORMATS[shape.call_format].markers] if shape.call_format else []
     if shape.thinking:

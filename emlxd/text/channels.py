@@ -54,6 +54,6 @@ class Channels:
         return out
 
     def _placed(self, reads: Iterable[Read]) -> list[Read]:
-        """With ends in the answer instead of in its content, which is in one piece."""
+        """The same with ``end`` counted in the answer instead of in its content."""
         shift = self._before_content
         return [Text(r.text, r.channel, r.end + shift) if isinstance(r, Text) else r for r in reads]

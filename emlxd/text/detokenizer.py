@@ -11,9 +11,9 @@ from emlxd.text.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one answer as its tokens come in: the pieces join to ``tokenizer.decode``.
 
-    With the tokens ``after`` which it goes on, they join to what it adds to the text of those.
-    Special tokens add nothing, but for those in ``keep``, and a character is released once all of its
-    bytes are there.
+    If the answer continues a text, ``after`` are the tokens of that text, and the pieces join to what the
+    answer adds to it. Special tokens add nothing, but for those in ``keep``. A character is released once all
+    of its bytes are there.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Detokenizer:
             for id in keep:
                 self._bytes[id] = tokenizer.token_bytes(id)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # A SentencePiece word carries its space in front, which only the first of a text has not.
+        # SentencePiece writes words with a space in front, which the first word of a text must lose.
         self._at_start = tokenizer.strips_leading_space and not any(map(self._bytes_of, after))
 
     def push(self, token_id: int) -> str:
@@ -42,7 +42,7 @@ class Detokenizer:
         return bool(self._decoder.getstate()[0])
 
     def _bytes_of(self, token_id: int) -> bytes:
-        """A model's output may be wider than its vocabulary."""
+        """Nothing for an id past the vocabulary: a model's output may be wider."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def _strip(self, text: str) -> str:

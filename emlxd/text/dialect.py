@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a request asks of the shape of its answer.
+    """What a request asks of the shape of its answer; ``Dialect`` turns it into a ``Shape``.
 
     ``choice`` is "none", "auto", "required", or the name of a tool in ``named``. ``grammar`` is for what is
     neither thinking nor a call. In a ``plain`` answer there is neither.
@@ -47,8 +47,9 @@ class Dialect:
     def __init__(
         self, template: str, tokenizer: Tokenizer, compiler: GrammarCompiler, call_format: str | None = None
     ) -> None:
-        """``template`` is the source of its chat template, "" if it has none. ``call_format`` overrides what
-        it tells."""
+        """``template`` is the source of the chat template, "" if there is none. It tells the format of calls,
+        unless ``call_format`` does.
+        """
         self._template = template
         self._tokenizer = tokenizer
         self._compiler = compiler
@@ -56,7 +57,7 @@ class Dialect:
         self._knows_tools = bool(re.search(r"\btools\b", template))
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Sequence[Message]:
-        """The conversation for the template; one that does not know tools gets them in words."""
+        """The conversation for the template. If that knows no tools, they are described in words."""
         if self._knows_tools:
             return messages
         told = [_in_words(message) for message in messages]
@@ -126,7 +127,7 @@ class Dialect:
         return replace(tool, parameters=json.loads(grammar.source))
 
     def _mark(self, text: str) -> str:
-        """A mark of the format in Lark."""
+        """What stands in Lark for a mark of the format: a special token, or its text."""
         id = self._tokenizer.id_of(text)
         special = id is not None and id in self._tokenizer.special_ids
         return f"<[{id}]>" if special else json.dumps(text, ensure_ascii=False)
@@ -149,7 +150,7 @@ def _instructions(tools: Sequence[Message]) -> str:
 
 
 def _in_words(message: Message) -> Message:
-    """Calls and results as text."""
+    """A message with its calls, or its tool's result, as text."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
     if not message.get("tool_calls"):

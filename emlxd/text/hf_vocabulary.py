@@ -22,9 +22,9 @@ def load(folder: Path) -> Vocabulary:
         **_special_tokens(config),
     }
     bos, eos = specials.get("bos_token"), specials.get("eos_token")
-    # Qwen's tokenizers have these settings and do not mind them: tokenizer.json says what is added.
-    minds = not str(config.get("tokenizer_class")).startswith("Qwen")
-    if minds and ("add_bos_token" in config or "add_eos_token" in config):
+    # Qwen's tokenizers ignore these settings: tokenizer.json says what is added.
+    obeys = not str(config.get("tokenizer_class")).startswith("Qwen")
+    if obeys and ("add_bos_token" in config or "add_eos_token" in config):
         _check_known(folder, backend, {"bos_token": bos, "eos_token": eos}, config)
         add_bos_and_eos(
             backend,
@@ -43,7 +43,7 @@ def load(folder: Path) -> Vocabulary:
 def _check_known(
     folder: Path, backend: Backend, named: Mapping[str, str | None], config: Mapping[str, Any]
 ) -> None:
-    """Raises ModelFormatError if a token that each text is to get is not in the vocabulary."""
+    """Raises ModelFormatError if a token that is to be added to each text is not in the vocabulary."""
     for name, token in named.items():
         if config.get(f"add_{name}") and token is not None and backend.token_to_id(token) is None:
             raise ModelFormatError(f"{folder}: {name} is {token!r}, which tokenizer.json does not have")

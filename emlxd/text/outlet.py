@@ -1,4 +1,4 @@
-"""What of an answer's text a client may see, and when."""
+"""When an answer's text is released to the client: whole words, and nothing from a stop string on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outlet:
         return self._chunk(text) if text else ""
 
     def flush(self) -> str:
-        """What was held back; something else than text follows, or nothing."""
+        """What was held back. To be called when no more text follows, or something else comes first."""
         return self._chunk(self._stops.flush() if self._stops else "", last=True)
 
     def _chunk(self, text: str, *, last: bool = False) -> str:
@@ -46,7 +46,8 @@ class LogprobQueue:
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, TokenLogprob]] = deque()
-        self._spans: deque[tuple[int, int]] = deque()  # where content ends, in the content and in the answer
+        # Where pieces of content end: counted in the content alone, and in the whole answer.
+        self._spans: deque[tuple[int, int]] = deque()
         self._read = 0
         self._content = 0
         self._released = 0
@@ -56,7 +57,7 @@ class LogprobQueue:
         self._queue.append((end, logprob))
 
     def read(self, content: Text) -> None:
-        """Content that will be released. Tokens between it and the content before are of no interest."""
+        """Notes content that will be released. Tokens between the content before and this one are dropped."""
         start = content.end - len(content.text)
         if start != self._read:
             self._take(start)
@@ -65,7 +66,7 @@ class LogprobQueue:
         self._spans.append((self._content, content.end))
 
     def release(self, characters: int) -> tuple[TokenLogprob, ...]:
-        """Those whose content is complete after so many more characters."""
+        """Those of the tokens that end within the next so many ``characters`` of content."""
         if not characters:
             return ()
         self._released += characters

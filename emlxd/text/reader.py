@@ -69,7 +69,7 @@ class Reader(ABC):
         out, self._out = self._out, []
         return out
 
-    # What rules are made of.
+    # What follows is for rules.
 
     @property
     def position(self) -> int:

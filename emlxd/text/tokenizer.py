@@ -64,7 +64,7 @@ class Tokenizer:
         return TokenizedText(tuple(found.ids), next(begins, len(found.ids)))
 
     def _encoding(self, text: str | tuple[str, str], *, add_special_tokens: bool = True) -> Encoding:
-        """Of a text or a pair, as a batch: only beside one do other threads run."""
+        """Of a text or a pair. As a batch of one, because only for batches the backend releases the GIL."""
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def truncate(self, ids: Sequence[int], limit: int) -> list[int]:

@@ -68,7 +68,7 @@ def _start_of_last_unit(text: str) -> int:
 
 
 def _start_of_last_character(text: str, start: int) -> int:
-    """Where the last character with its marks starts, or the end of ``text`` if there is no cut."""
+    """Where the last character with its marks starts, or the end of ``text`` if there is no place to cut."""
     cuts = range(len(text) - 1, start, -1)
     return next((cut for cut in cuts if not _joins(text[cut - 1], text[cut])), len(text))
 

@@ -15,7 +15,7 @@ MAX_CALLS = 16
 
 
 class Malformed(Exception):
-    """What looked like a call is none."""
+    """What looked like a tool call is not one."""
 
 
 class Format(Protocol):
@@ -26,7 +26,7 @@ class Format(Protocol):
 
     @property
     def markers(self) -> Sequence[str]:
-        """What calls are made of that may be special tokens, which do not count as text otherwise."""
+        """The texts of calls that may be special tokens, which would not count as text otherwise."""
 
     def knows(self, template: str) -> bool:
         """Whether a chat template teaches this format."""
@@ -36,7 +36,7 @@ class Format(Protocol):
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
         """A Lark grammar whose rule ``calls`` is one call or, if ``parallel``, more.
 
-        ``mark`` gives what stands for one of the ``markers``.
+        ``mark`` gives what stands in Lark for one of the ``markers``.
         """
 
 
@@ -47,8 +47,8 @@ def new_id() -> str:
 class CallReader(Reader):
     """Text and tool calls.
 
-    A call is passed on when it is complete and valid; else its text is, as it came. One that is
-    ``held`` to a grammar cannot turn out malformed: it is passed on as it comes.
+    A call is passed on when it is complete and valid, otherwise its text is, as it came. If calls are
+    ``held`` to a grammar they cannot turn out malformed, and are passed on as they come.
     """
 
     def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_id) -> None:
@@ -68,7 +68,7 @@ class CallReader(Reader):
         return None if self._entered is None else self._text[self._entered :]
 
     def hold(self) -> list[Read]:
-        """From now on calls are held to a grammar. What is known of the one that has begun."""
+        """From now on calls are held to a grammar. Gives what is known of the call that has begun."""
         self.held = True
         held, self._trial = self._trial, []
         return [*held]
@@ -87,12 +87,12 @@ class CallReader(Reader):
             self._emit(Call(self.calls - 1, text))
 
     def commit(self) -> None:
-        """What has begun is a call."""
+        """Passes on what has been read since the call began: it is one."""
         self._out += self._trial
         self._trial, self._entered = [], None
 
     def abandon(self) -> None:
-        """What has begun is none. What is passed on stays one."""
+        """What has begun is not a call. One that was passed on already remains."""
         if self._entered is not None:
             self.malformed += 1
         self.calls -= sum(call.name is not None for call in self._trial)
@@ -103,7 +103,7 @@ class CallReader(Reader):
             raise Malformed
 
     def close_with(self, *marks: str) -> Steps[None]:
-        """One of the marks at the end of a call. Models forget it at the end of an answer."""
+        """Reads one of the marks at the end of a call. At the end of an answer models forget it."""
         yield from self.skip_space()
         if (yield from self.more()):
             yield from self.expect((yield from self.follows(*marks)) or marks[0])
