@@ -7,107 +7,25 @@ by hand reads neither the file nor the environment.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-_SIZE_UNITS = {"": 1, "b": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
-}
-_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_size(value: Any) -> Any:
-    """Bytes from ``256MB`` (powers of 1000) or ``1GiB`` (powers of 1024). Numbers pass unchanged.
-
-    Raises ValueError for any other text.
-    """
-    if not isinstance(value, str):
-        return _not_bool(value)
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
-    if match is None or match[2] not in _SIZE_UNITS:
-        raise ValueError(f"{value!r} is not a size, expected a number of bytes, or one like 256MB or 1GiB")
-    return round(float(match[1]) * _SIZE_UNITS[match[2]])
-
-
-def parse_duration(value: Any) -> Any:
-    """Seconds from ``500ms``, ``15s``, ``5m`` or ``1h30m``. Numbers pass unchanged.
-
-    Raises ValueError for any other text.
-    """
-    if not isinstance(value, str) or re.fullmatch(r"\d+(\.\d+)?", value.strip()):
-        return _not_bool(value)
-    part = r"(\d+(?:\.\d+)?)\s*(ms|[smhd])"
-    if not re.fullmatch(rf"(?:{part}\s*)+", value.strip()):
-        raise ValueError(f"{value!r} is not a duration, expected a number of seconds, or one like 15s or 5m")
-    return sum(float(number) * _TIME_UNITS[unit] for number, unit in re.findall(part, value))
-
-
-def parse_budget(value: Any) -> Any:
-    """A share of 1 from ``80%``, or bytes from a size. Numbers pass unchanged.
-
-    Raises ValueError for any other text.
-    """
-    if not isinstance(value, str) or not value.strip().endswith("%"):
-        return parse_size(value)
-    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip())
-    if share is None or not 0 < float(share[1]) <= 100:
-        raise ValueError(f"{value!r} is not a share, expected one from 1% to 100%, or a size like 24GiB")
-    return float(share[1]) / 100
-
-
-def _not_bool(value: Any) -> Any:
-    # Python counts True as 1, but nobody who writes `slots: yes` means one slot.
-    if isinstance(value, bool):
-        raise ValueError(f"{str(value).lower()} is not a number, expected a number")
-    return value
-
-
-def _shaped(pattern: str, expected: str) -> AfterValidator:
-    """A check that the whole text matches ``pattern``."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"{value!r} is malformed, expected {expected}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _inside(value: str) -> str:
-    """A check that a file path cannot lead out of its package or repository."""
-    path = PurePosixPath(value)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in value:
-        raise ValueError(f"{value!r} leads elsewhere, expected a path inside the package or repository")
-    return value
-
-
-def _no_spaces(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"[!-~]+", value):
-        raise ValueError("the key is malformed, expected visible ASCII characters without spaces")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_not_bool)]
-Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(parse_size)]
-Budget = Annotated[float, BeforeValidator(parse_budget), Field(gt=0, allow_inf_nan=False)]
-Duration = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
-ApiKey = Annotated[SecretStr, BeforeValidator(_no_spaces)]
-Origin = Annotated[
-    str, _shaped(r"https?://[^/\s*]+", "an origin without a path, such as https://chat.example.com")
-]
-ModelName = Annotated[
-    str,
-    _shaped(
-        r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "letters, digits and . _ : / -, with a letter or digit at the start"
-    ),
-]
+from emlxd.config_values import (
+    AdapterName,
+    ApiKey,
+    Budget,
+    Duration,
+    ModelName,
+    Number,
+    Origin,
+    Size,
+    Whole,
+    inside,
+    shaped,
+)
 
 
 class Section(BaseModel):
@@ -201,7 +119,7 @@ class TracingSettings(Section):
     """Traces for OpenTelemetry."""
 
     endpoint: (
-        Annotated[str, _shaped(r"https?://\S+", "a URL such as http://127.0.0.1:4318/v1/traces")] | None
+        Annotated[str, shaped(r"https?://\S+", "a URL such as http://127.0.0.1:4318/v1/traces")] | None
     ) = Field(
         default=None,
         description="Where spans of requests are sent, by OTLP over HTTP. It takes the extra `emlxd[otel]`.",
@@ -347,20 +265,20 @@ class Source(Section):
         default=None,
         description="A .gguf file or a model folder. A relative path starts at the configuration file.",
     )
-    hf: Annotated[str, _shaped(r"[\w.-]+/[\w.-]+", "a Hugging Face repository as org/name")] | None = Field(
+    hf: Annotated[str, shaped(r"[\w.-]+/[\w.-]+", "a Hugging Face repository as org/name")] | None = Field(
         default=None, description="A Hugging Face repository, `org/name`."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of the `hf` repository.")
-    pypi: Annotated[str, _shaped(r"[A-Za-z0-9][\w.-]*==[\w.+!]+", "package==version")] | None = Field(
+    pypi: Annotated[str, shaped(r"[A-Za-z0-9][\w.-]*==[\w.+!]+", "package==version")] | None = Field(
         default=None,
         description="A Python package that carries the model, `package==version`. It is not installed.",
     )
-    file: Annotated[str, AfterValidator(_inside)] | None = Field(
+    file: Annotated[str, AfterValidator(inside)] | None = Field(
         default=None,
         description="The one file to use, by its path in the package or repository; in a package it may be a "
         "folder. `pypi` needs it.",
     )
-    sha256: Annotated[str, _shaped(r"[0-9a-fA-F]{64}", "64 hexadecimal digits")] | None = Field(
+    sha256: Annotated[str, shaped(r"[0-9a-fA-F]{64}", "64 hexadecimal digits")] | None = Field(
         default=None,
         description="Checksum that `file` must have; a folder's is that of what sha256sum prints for it.",
     )
@@ -405,10 +323,7 @@ ToolFormat = Literal[
 class AdapterSettings(Section):
     """A LoRA adapter of a model."""
 
-    name: Annotated[
-        str,
-        _shaped(r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits and . _ -, with a letter or digit first"),
-    ] = Field(description="Requests call the adapted model `model:adapter`.")
+    name: AdapterName = Field(description="Requests call the adapted model `model:adapter`.")
     source: Source = Field(description="Where the adapter's folder comes from, as a model's.")
 
 

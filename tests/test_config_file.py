@@ -14,10 +14,9 @@ from emlxd.config import (
     Section,
     Settings,
     Source,
-    parse_duration,
-    parse_size,
 )
 from emlxd.config_file import load
+from emlxd.config_values import parse_duration, parse_size
 from emlxd.errors import ConfigError
 
 SHIPPED = Path(__file__).parent.parent / "config" / "config.yaml"

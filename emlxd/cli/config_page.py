@@ -11,7 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
 
-from emlxd.config import ModelDefaults, ModelSettings, Settings, parse_budget, parse_duration, parse_size
+from emlxd.config import ModelDefaults, ModelSettings, Settings
+from emlxd.config_values import parse_budget, parse_duration, parse_size
 from emlxd.memory import format_bytes
 
 _PAGE: Final = """\
