@@ -29,14 +29,10 @@ def routes(services: Services) -> Blueprint:
     async def create_embeddings() -> Response:
         body = validate(EmbeddingsBody, await read_object(services.settings.server.max_body_bytes))
         worker = await lease(services, body.model)
-        if not isinstance(worker, Embedder):
-            raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
-        start = worker.prompt(body.prompt_name)
-        prompts = await read_texts(worker, body.input, "input", start=start, truncate=bool(body.truncate))
-        vectors = await worker.embed([prompt.tokens for prompt in prompts])
-        count_prompts(services, [len(prompt.tokens) for prompt in prompts])
+        lengths, vectors = await embed(
+            services, worker, body.input, kind=body.prompt_name, truncate=bool(body.truncate)
+        )
         shown = base64_vector if body.encoding_format == "base64" else list
-        count = sum(len(prompt.tokens) for prompt in prompts)
         return json_response(
             {
                 "object": "list",
@@ -49,11 +45,32 @@ def routes(services: Services) -> Blueprint:
                     }
                     for index, vector in enumerate(vectors)
                 ],
-                "usage": {"prompt_tokens": count, "total_tokens": count},
+                "usage": {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)},
             }
         )
 
     return blueprint
+
+
+async def embed(
+    services: Services,
+    worker: Worker,
+    texts: Sequence[str | Sequence[int]],
+    *,
+    kind: str | None = None,
+    truncate: bool,
+) -> tuple[list[int], Sequence[Vector]]:
+    """How many tokens each of ``texts`` has, and its vector. ``kind`` names the prompt that goes before it.
+
+    Raises RequestError for a model that makes no embeddings, and as ``read_texts`` does.
+    """
+    if not isinstance(worker, Embedder):
+        raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
+    prompts = await read_texts(worker, texts, "input", start=worker.prompt(kind), truncate=truncate)
+    vectors = await worker.embed([prompt.tokens for prompt in prompts])
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    count_prompts(services, lengths)
+    return lengths, vectors
 
 
 async def read_texts(

@@ -10,22 +10,21 @@ from datetime import UTC, datetime
 
 from quart import Blueprint, Response
 
-from emlxd.api import ollama_schema
+from emlxd.api import embeddings, ollama_schema
 from emlxd.api.body import read_object
-from emlxd.api.embeddings import read_texts, shortened
+from emlxd.api.embeddings import shortened
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
-from emlxd.api.generate import Events, Run, count_prompts, lease, submit
+from emlxd.api.generate import Events, Run, lease, submit
 from emlxd.api.json_values import Json, json_response
 from emlxd.api.ollama_models import known_name
 from emlxd.api.ollama_render import ChatRenderer, GenerateRenderer, OllamaRenderer, nanoseconds, timestamp
-from emlxd.api.prompts import Prompt, chat_prompt, shaped, text_prompt
+from emlxd.api.prompts import chat_prompt, shaped, text_prompt
 from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes
 from emlxd.api.sse import line_response
-from emlxd.api.surface import Embedder, Services, Worker
-from emlxd.errors import RequestError
+from emlxd.api.surface import Services, Worker
 from emlxd.text.dialect import Wishes
 from emlxd.version import package_version
 
@@ -64,14 +63,15 @@ def routes(services: Services) -> Blueprint:
     async def embed() -> Response:
         body = validate(ollama_schema.OllamaEmbedBody, await read_object(limit))
         worker, loading = await _leased(services, body.model)
-        prompts, vectors = await _embed(services, worker, body.input, truncate=body.truncate is not False)
+        truncate = body.truncate is not False
+        lengths, vectors = await embeddings.embed(services, worker, body.input, truncate=truncate)
         return json_response(
             {
                 "model": body.model,
                 "embeddings": [list(shortened(vector, body.dimensions)) for vector in vectors],
                 "total_duration": nanoseconds(current_exchange().seconds),
                 "load_duration": nanoseconds(loading),
-                "prompt_eval_count": sum(len(prompt.tokens) for prompt in prompts),
+                "prompt_eval_count": sum(lengths),
             }
         )
 
@@ -80,7 +80,7 @@ def routes(services: Services) -> Blueprint:
         """The older form, for one text."""
         body = validate(ollama_schema.OllamaEmbeddingsBody, await read_object(limit))
         worker, _ = await _leased(services, body.model)
-        _, (vector,) = await _embed(services, worker, [body.prompt], truncate=True)
+        _, (vector,) = await embeddings.embed(services, worker, [body.prompt], truncate=True)
         return json_response({"embedding": list(vector)})
 
     @blueprint.get("/api/version")
@@ -95,18 +95,6 @@ async def _leased(services: Services, name: str) -> tuple[Worker, float]:
     began = current_exchange().seconds
     worker = await lease(services, known_name(services.registry, name))
     return worker, current_exchange().seconds - began
-
-
-async def _embed(
-    services: Services, worker: Worker, texts: Sequence[str], *, truncate: bool
-) -> tuple[Sequence[Prompt], Sequence[Sequence[float]]]:
-    """The texts as the model read them, and their vectors."""
-    if not isinstance(worker, Embedder):
-        raise RequestError(f"The model '{worker.name}' does not make embeddings.", param="model")
-    prompts = await read_texts(worker, texts, "input", start=worker.prompt(None), truncate=truncate)
-    vectors = await worker.embed([prompt.tokens for prompt in prompts])
-    count_prompts(services, [len(prompt.tokens) for prompt in prompts])
-    return prompts, vectors
 
 
 async def _load(services: Services, name: str, said: Json) -> Response:

@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, mo
 from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
-from emlxd.api.fields import Body, Refusals, SamplingBody, field_error, kind_tag, known_kind, one_or_several
+from emlxd.api.fields import Body, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
 from emlxd.api.json_values import Json
-from emlxd.api.shapes import HeldBody, Name, ThinkingBody, client_tool
+from emlxd.api.shapes import HeldBody, Name, ThinkingBody, check_tool_choice, client_tool
 from emlxd.core import Grammar
 from emlxd.text.dialect import Wishes
 from emlxd.text.grammar import json_object_grammar, json_schema_grammar
@@ -189,13 +189,7 @@ class ResponsesBody(SamplingBody, HeldBody):
 
     @model_validator(mode="after")
     def _known_tools(self) -> ResponsesBody:
-        names = [tool.name for tool in self.tools or []]
-        if len(set(names)) < len(names):
-            raise field_error("tools", "two functions have the same name")
-        if self.tool_choice not in (None, "none", "auto") and not names:
-            raise field_error("tool_choice", "only allowed when 'tools' are specified")
-        if isinstance(self.tool_choice, list) and self.tool_choice[0] not in names:
-            raise field_error("tool_choice", f"there is no function '{self.tool_choice[0]}' in 'tools'")
+        check_tool_choice([tool.name for tool in self.tools or []], self.tool_choice)
         return self
 
     @property

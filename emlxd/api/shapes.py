@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -121,6 +122,16 @@ def _tool_choice(value: Any) -> Any:
             )
 
 
+def check_tool_choice(names: Sequence[str], choice: str | list[str] | None) -> None:
+    """Raises a field's error for two functions of one name, or a ``choice`` that is none of ``names``."""
+    if len(set(names)) < len(names):
+        raise field_error("tools", "two functions have the same name")
+    if not names and choice not in (None, "none", "auto"):
+        raise field_error("tool_choice", "only allowed when 'tools' are specified")
+    if isinstance(choice, list) and choice[0] not in names:
+        raise field_error("tool_choice", f"there is no function '{choice[0]}' in 'tools'")
+
+
 class ToolsBody(Body):
     """Tools and how they may be called."""
 
@@ -133,13 +144,7 @@ class ToolsBody(Body):
 
     @model_validator(mode="after")
     def _known_tools(self) -> ToolsBody:
-        names = [spec.function.name for spec in self.tools or []]
-        if len(set(names)) < len(names):
-            raise field_error("tools", "two functions have the same name")
-        if not names and self.tool_choice not in (None, "none", "auto"):
-            raise field_error("tool_choice", "only allowed when 'tools' are specified")
-        if isinstance(self.tool_choice, list) and self.tool_choice[0] not in names:
-            raise field_error("tool_choice", f"there is no function '{self.tool_choice[0]}' in 'tools'")
+        check_tool_choice([spec.function.name for spec in self.tools or []], self.tool_choice)
         return self
 
     @property
