@@ -10,9 +10,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.graph import spec_parts as parts
 from emlxd.graph.encoder_spec import EncoderLayerSpec, EncoderNames, EncoderSpec, ScoreHeadSpec
 from emlxd.graph.spec import NormSpec, RopeSpec
-from emlxd.graph.spec_parts import MAX_LAYERS, Config
-
-MAX_SIZE: Final = 2**28
+from emlxd.graph.spec_parts import MAX_SIZE, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +250,11 @@ def encoder_spec_of(config: Config, where: str) -> EncoderSpec:
         )
     c = {name: value for name, value in config.items() if value is not None}
     c |= {usual: c[own] for usual, own in (family.keys or {}).items() if own in c}
-    try:
-        spec = EncoderSpec(**(_common(c, family) | family.fields(c)), layers=_layers(c, family))
-    except KeyError as error:
-        raise ModelFormatError(f"{where}: config has no '{error.args[0]}'") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
-        raise ModelFormatError(f"{where}: config has a bad value: {error}") from None
+    with parts.bad_config_named(where):
+        spec = EncoderSpec(
+            **(_common(c, family) | family.fields(c)),
+            layers=tuple(family.layer(c, index) for index in range(parts.layer_count(c))),
+        )
     sizes = (spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.heads, spec.max_position)
     if min(sizes) < 1 or max(sizes) > MAX_SIZE or spec.hidden_size % spec.heads:
         raise ModelFormatError(f"{where}: config describes an impossible model: {spec}")
@@ -276,10 +273,3 @@ def _common(c: Config, family: EncoderFamily) -> dict[str, Any]:
         "names": family.names,
         "head": family.head,
     }
-
-
-def _layers(c: Config, family: EncoderFamily) -> tuple[EncoderLayerSpec, ...]:
-    count = int(c["num_hidden_layers"])
-    if not 1 <= count <= MAX_LAYERS:
-        raise ValueError(f"num_hidden_layers {count}, at most {MAX_LAYERS} are possible")
-    return tuple(family.layer(c, index) for index in range(count))

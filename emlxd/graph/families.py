@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Final
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph import spec_parts as parts
@@ -12,9 +11,7 @@ from emlxd.graph.family_table import ALIASES, FAMILIES
 from emlxd.graph.recurrent_spec import RecurrentSpec
 from emlxd.graph.rope import waves
 from emlxd.graph.spec import LayerSpec, ModelSpec
-from emlxd.graph.spec_parts import Config
-
-MAX_SIZE: Final = 2**28
+from emlxd.graph.spec_parts import MAX_SIZE, Config
 
 
 def family_of(config: Config, where: str) -> Family:
@@ -32,14 +29,10 @@ def spec_of(config: Config, where: str) -> ModelSpec:
     """The spec of a checkpoint. Raises ModelFormatError for what is missing or makes no sense."""
     family = family_of(config, where)
     c = {**family.defaults, **{key: value for key, value in config.items() if value is not None}}
-    try:
+    with parts.bad_config_named(where):
         fields = parts.common(c) | family.fields(c)
         spec = ModelSpec(**fields, layers=_shared(parts.layers(c, family.layer)))
         _check_rotation(spec)
-    except KeyError as error:
-        raise ModelFormatError(f"{where}: config has no '{error.args[0]}'") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
-        raise ModelFormatError(f"{where}: config has a bad value: {error}") from None
     _check(spec, where)
     return spec
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
+from emlxd.errors import ModelFormatError
 from emlxd.graph.recurrent_spec import DeltaNetSpec, MambaSpec
 from emlxd.graph.rope import yarn_magnitude
 from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec, Scores
@@ -12,6 +14,7 @@ from emlxd.graph.spec import ExpertsSpec, LatentSpec, LayerSpec, NormSpec, RopeS
 Config = Mapping[str, Any]
 
 MAX_LAYERS: Final = 1024
+MAX_SIZE: Final = 2**28
 MAX_ROPE_DIMS: Final = 4096
 
 QK_NORM: Final = {"qk_norm": "head"}
@@ -25,6 +28,24 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
     "relu2": "relu2",
 }
 _NORM_EPS: Final = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps")
+
+
+@contextmanager
+def bad_config_named(where: str) -> Iterator[None]:
+    """Turns what reading a config.json may raise into ModelFormatError."""
+    try:
+        yield
+    except KeyError as error:
+        raise ModelFormatError(f"{where}: config has no '{error.args[0]}'") from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
+        raise ModelFormatError(f"{where}: config has a bad value: {error}") from None
+
+
+def layer_count(c: Config) -> int:
+    count = int(c["num_hidden_layers"])
+    if not 1 <= count <= MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers {count}, at most {MAX_LAYERS} are possible")
+    return count
 
 
 def common(c: Config) -> dict[str, Any]:
@@ -55,10 +76,8 @@ def common(c: Config) -> dict[str, Any]:
 
 def layers(c: Config, layer: Callable[[Config, int], dict[str, Any]]) -> tuple[LayerSpec, ...]:
     """``layer`` says how layer i differs from one that sees everything and rotates as config.json says."""
-    usual, count = rope(c), int(c["num_hidden_layers"])
-    if not 1 <= count <= MAX_LAYERS:
-        raise ValueError(f"num_hidden_layers {count}, at most {MAX_LAYERS} are possible")
-    return tuple(LayerSpec(**({"rope": usual} | layer(c, i))) for i in range(count))
+    usual = rope(c)
+    return tuple(LayerSpec(**({"rope": usual} | layer(c, i))) for i in range(layer_count(c)))
 
 
 def head_dim_of(c: Config) -> int:
