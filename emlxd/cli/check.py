@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,16 +60,12 @@ def _missing(model: ModelSettings) -> str:
 
 def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:
     """Raises UserError for a model that cannot be read or is larger than the budget."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from emlxd.cli.table import console, make_table
     from emlxd.footprint import budget, predict
     from emlxd.memory import format_bytes
 
     limit = budget(settings.memory)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "weights", "cache", "prefix cache", "working memory", "total"):
-        table.add_column(title, justify="left" if title == "model" else "right")
+    table = make_table("model", "weights", "cache", "prefix cache", "working memory", "total", right=5)
     too_large, total = [], 0
     for model, files in here:
         needs = predict(model, files)
@@ -82,6 +77,6 @@ def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) ->
         too_large += [model.name] if needs.total > limit else []
     table.add_row("all of them", "", "", "", "", format_bytes(total))
     table.add_row("budget", "", "", "", "", format_bytes(limit))
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    console().print(table)
     if too_large:
         raise UserError(f"Larger than memory.budget alone: {', '.join(too_large)}.")

@@ -33,10 +33,7 @@ class LaunchAgent:
 
     def install(self) -> str:
         """Writes the file and starts the daemon. Raises UserError, also for a file that is not ours."""
-        content = self.render().encode()
-        before = self._read()
-        if before is not None and not is_ours(before):
-            raise UserError(f"{self.file} is not emlxd's; it was left as it is.")
+        content, before = self.render().encode(), self._own_file()
         loaded = self._loaded()
         if before == content and loaded:
             return f"{LABEL} is installed already."
@@ -50,9 +47,7 @@ class LaunchAgent:
 
     def uninstall(self) -> str:
         """Stops the daemon and removes the file. Raises UserError for a file that is not ours."""
-        before = self._read()
-        if before is not None and not is_ours(before):
-            raise UserError(f"{self.file} is not emlxd's; it was left as it is.")
+        self._own_file()
         if self._loaded():
             self._boot_out()
         self.file.unlink(missing_ok=True)
@@ -90,8 +85,12 @@ class LaunchAgent:
         """The command that shows them."""
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self.log)]
 
-    def _read(self) -> bytes | None:
-        return self.file.read_bytes() if self.file.exists() else None
+    def _own_file(self) -> bytes | None:
+        """The file as it is, None if there is none. Raises UserError for one that emlxd has not written."""
+        content = self.file.read_bytes() if self.file.exists() else None
+        if content is not None and not is_ours(content):
+            raise UserError(f"{self.file} is not emlxd's; it was left as it is.")
+        return content
 
     def _make_log_folder(self) -> None:
         try:
