@@ -1,4 +1,4 @@
-"""The only rooms that import MLX. Importing any of them first gives MLX a fast BLAS where it needs one."""
+"""The only modules that import MLX. Importing any of them first gives MLX a fast BLAS where it needs one."""
 
 from typing import Final
 

@@ -38,7 +38,7 @@ class Place:
         return self.starts[:, None] + mx.arange(self.length, dtype=mx.int32)
 
     def visible(self, back: int | None = None, size: int | None = None) -> mx.array:
-        """bool [B, 1, L, size]: a token sees itself and before it ``back`` - 1 tokens, or all.
+        """bool [B, 1, L, size]: a token sees itself and the ``back`` - 1 tokens before it, or all of them.
 
         ``size`` is that of the window, unless what is looked at is a smaller ring.
         """
@@ -46,7 +46,7 @@ class Place:
         own, other = self.positions[:, None, :, None], mx.arange(size, dtype=mx.int32)
         if size < self.window:
             last = (self.starts + (self.length - 1))[:, None, None, None]
-            other = last - (last - other) % size
+            other = last - (last - other) % size  # the position that lies at each place of the ring
             return (other >= 0) & (other <= own) & (other > own - (back or size))
         if back is None or back >= size:
             return other <= own
@@ -97,7 +97,7 @@ def write(cache: mx.array, new: mx.array, place: Place, ring: int | None = None)
 
 
 def _in_ring(place: Place, ring: int) -> mx.array:
-    """int32 [B, L]. What is no token goes to the place that nobody reads: elsewhere it could do harm."""
+    """int32 [B, L]. Padding goes to the place that nobody reads: elsewhere it would overwrite a token."""
     at = place.positions % ring
     if place.lengths is None:
         return at

@@ -73,7 +73,7 @@ def load() -> Blas:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Products of several streams side by side: each stays on its own thread."""
+    """While it is open, each matrix product is computed on the thread of its stream, and not shared out."""
     share = getattr(ctypes.CDLL(None), "emlxd_blas_share", lambda _: None)
     share(0)
     try:

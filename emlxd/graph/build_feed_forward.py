@@ -106,7 +106,7 @@ def _stems(experts: ExpertsSpec, prefix: str, name: str) -> tuple[str, list[str]
 
 
 def _deinterleaved(fused: ExpertLinear) -> ExpertLinear:
-    """The gate's rows first, then those of the linear part, where a checkpoint stores them by turns."""
+    """The gate's rows first, then those of the linear part. The checkpoint stores them by turns."""
 
     def reorder(part: mx.array, axis: int) -> mx.array:
         pairs = mx.unflatten(part, axis, (-1, 2))

@@ -15,8 +15,9 @@ LayerArrays = list[list[mx.array]]
 class KVCache:
     """The arrays of all layers. ``layers`` holds them layer by layer, as the model takes and returns them.
 
-    What a step has read it cannot write in place, and a state is read before it is written: of arrays for all
-    slots every step would copy all. So steps over the first slots are given the states of these alone.
+    A step cannot write in place what it has read, and it reads a state before it writes it: if the states of
+    all slots were one array, every step would copy all of them. So a step over the first slots gets arrays
+    with the states of these alone.
     """
 
     def __init__(self, spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> None:
@@ -25,7 +26,7 @@ class KVCache:
         self._max_context = max_context
         self._slots = slots
         self._first = slots
-        self._others: list[mx.array] = []  # states of the slots after the first
+        self._others: list[mx.array] = []  # states of the slots after the first ones
         mx.eval(self.layers)
 
     @property
@@ -54,7 +55,7 @@ class KVCache:
         return [self.layers[layer][index][slot] for layer, index in self._places(by_token=False)]
 
     def give_states(self, first: int) -> None:
-        """Leaves in ``layers`` the states of so many slots, in arrays of as many rows."""
+        """Leaves in ``layers`` the states of the ``first`` slots, a row each, and sets the others aside."""
         if first == self._first:
             return
         at, others = mx.arange(self._slots), []
@@ -80,7 +81,7 @@ class KVCache:
         return min(window, self._max_context)
 
     def exact_window(self, tokens: int) -> int:
-        """The same where nothing is traced and every position costs time: the next multiple."""
+        """The same for prefill, which is not traced: the next multiple, since every position costs time."""
         return min(-(-tokens // WINDOW_STEP) * WINDOW_STEP, self._max_context)
 
     def copy(self, source: int, target: int, tokens: int) -> None:

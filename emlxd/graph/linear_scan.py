@@ -38,7 +38,7 @@ class Tokens:
     def first(self, lengths: mx.array | None) -> Tokens:
         """Tokens past a row's first ``lengths`` leave the state as it is.
 
-        Of a single one this is not asked: rows without tokens keep their state in any case.
+        With one token a row nothing changes: rows without a token keep their state in any case.
         """
         if lengths is None or self.q.shape[1] == 1:
             return self

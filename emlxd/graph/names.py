@@ -1,6 +1,6 @@
 """What checkpoints call the tensors: the names in the code, and what families call otherwise.
 
-A name may be renamed by its whole or by its first parts; ``*`` stands for a number. Several stored names are
+A name may be renamed as a whole or by its first parts; ``*`` stands for a number. Several stored names are
 alternatives: families are published in more than one layout.
 """
 

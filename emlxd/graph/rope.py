@@ -23,7 +23,7 @@ class Rope(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """Radians are position / length: one length for each pair of dimensions, dims / 2 in all.
+    """An angle in radians is position / length. Each pair of dimensions has a length, dims / 2 of them.
 
     What is rotated is also multiplied by ``magnitude``.
     """

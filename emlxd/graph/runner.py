@@ -39,8 +39,10 @@ class MlxRunner:
         prefix_cache_bytes: int = 0,
         fused: FusedDecoder | None = None,
     ) -> None:
-        """``ring`` is how many positions of a slot every layer still has, counted back from the last written,
-        or None for all; ``slack`` how far a slot may have gone past one that somebody goes on from.
+        """``ring`` is how many of the last positions of a slot every layer still has, None for all of them.
+
+        ``slack`` is how many more positions a slot may have written after one from which another sequence can
+        still go on.
         """
         rings = [(layer.ring, layer.window) for layer in model.spec.layers if layer.ring and layer.window]
         self.ring = min((ring for ring, _ in rings), default=None)

@@ -143,7 +143,8 @@ def logprobs(logits: mx.array, tokens: mx.array) -> Logprobs:
 
 
 def _likeliest(logits: mx.array, count: int) -> mx.array:
-    """int32 [b, count], in no order: found among the blocks that have the highest maxima, as they must be."""
+    """int32 [b, count], in no order. They are in the ``count`` blocks with the highest maxima, so only those
+    are searched."""
     rows, vocab = logits.shape
     blocks = mx.pad(logits, [(0, 0), (0, -vocab % BLOCK)], constant_values=-mx.inf).reshape(rows, -1, BLOCK)
     best = _highest(blocks.max(axis=-1), min(count, blocks.shape[1]))

@@ -91,8 +91,8 @@ class ExpertsSpec:
 class LayerSpec:
     """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees.
 
-    ``recurrent`` stands in the place of attention. A layer with a ``ring`` keeps so many positions, each in
-    the place of the one that is as many before it, and one more that nobody reads.
+    ``recurrent`` stands in the place of attention. A layer with a ``ring`` keeps only so many of the last
+    positions, position p at place p modulo ``ring``, and has one more place that nobody reads.
     """
 
     rope: RopeSpec | None
@@ -167,10 +167,11 @@ class ModelSpec:
 
 
 def ring_size(window: int, max_context: int, step_tokens: int) -> int | None:
-    """How many positions a layer has to keep that sees ``window`` of them; None for the whole context.
+    """The ring of a layer that sees ``window`` positions; None if it has to keep the whole context.
 
-    A step writes up to ``step_tokens`` before it reads, and some of them may be wrong: none of the window may
-    have gone by then. Nor may any of the block that they complete. In whole blocks of the prefix cache.
+    A step writes up to ``step_tokens`` before it reads, some of which may be drafts that prove wrong. They
+    may overwrite neither the window nor the block of the prefix cache that they complete. The ring is a whole
+    number of such blocks.
     """
     needed = step_tokens + max(window, BLOCK_TOKENS) - 1
     ring = -(-needed // BLOCK_TOKENS) * BLOCK_TOKENS

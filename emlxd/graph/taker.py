@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Taker:
     """Every tensor is checked for its shape, and missing ones are noted, so that all can be named at once.
 
-    After the first missing one nothing is evaluated any more: what is built is only good for finding others.
+    After the first missing one nothing is evaluated any more: loading goes on only to find the others.
     """
 
     def __init__(

@@ -78,8 +78,8 @@ class Transformer:
     ) -> mx.array:
         """tokens int32 [B, L] -> hidden states [B, L, D]. Writes this step into what the layers keep.
 
-        With ``later`` the states stay, for it is not known yet how many of the tokens are right: each of the
-        functions put there takes a state over the first ``lengths`` tokens.
+        With ``later`` recurrent states are not written yet, since it is not known how many of the tokens are
+        right: for each state a function is put there, to be called with the ``lengths`` that hold.
         """
         self.adapters.rows = place.adapters
         x = self.embedded(tokens)

@@ -19,7 +19,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a checkpoint. With ``scales`` it is quantised: ``data`` is then packed uint32."""
+    """A tensor of a checkpoint. With ``scales`` it is quantised, and ``data`` is packed uint32."""
 
     data: mx.array
     scales: mx.array | None = None
