@@ -7,7 +7,7 @@ is delivered. Nothing here imports anything of emlxd but the errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from operator import add
 from typing import Any, Literal
 
@@ -154,10 +154,10 @@ class GenerateRequest:
 
     ``max_tokens`` is resolved: the prompt plus ``max_tokens`` fits the model's context, and 0 means that
     the prompt is only read. ``adapter`` is the name of the model's adapter that it runs with, if it has one.
-    ``stop`` holds strings that end the text and are not part of it. ``n`` answers
-    share one prompt; their events carry ``index`` 0..n-1. ``continues``: an answer goes on with the prompt's
-    text, instead of beginning one. ``prompt_logprobs`` asks for the log-probabilities
-    of the prompt's own tokens, as ``SamplingParams.logprobs`` does for the answer's.
+    ``stop`` holds strings that end the text and are not part of it. ``n`` answers share one prompt; their
+    events carry ``index`` 0..n-1. ``continues``: an answer goes on with the prompt's text, instead of
+    beginning one. ``prompt_logprobs`` asks for the log-probabilities of the prompt's own tokens, as
+    ``SamplingParams.logprobs`` does for the answer's.
     """
 
     id: str
@@ -316,14 +316,7 @@ class WorkerCounts:
 
     def __add__(self, other: WorkerCounts) -> WorkerCounts:
         """What two workers of one model have done together."""
-        return WorkerCounts(
-            self.prefix_query_tokens + other.prefix_query_tokens,
-            self.prefix_hit_tokens + other.prefix_hit_tokens,
-            self.traces + other.traces,
-            self.step_seconds + other.step_seconds,
-            self.step_batch_size + other.step_batch_size,
-            self.inter_token_seconds + other.inter_token_seconds,
-        )
+        return WorkerCounts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
