@@ -70,9 +70,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _digest(source: Source, files: Iterable[Path]) -> str:
-    """The SHA-256 that the configuration names, or else one of what changes with the files.
+    """The SHA-256 in the configuration, or else that of the files' names, sizes and times.
 
-    To read them whole takes longer than a list may.
+    To read the files themselves would take too long for a list of models.
     """
     if source.sha256:
         return source.sha256.lower()

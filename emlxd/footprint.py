@@ -32,7 +32,7 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
         keeps_quantized=here.keeps_quantized("keep" if quantize else settings.weights),
         fused_attention=here.gpu,
     )
-    # A longer one than the model can is refused when it is loaded.
+    # One that is longer than the model allows is refused when the model is loaded.
     max_context = min(settings.max_context or facts.max_position, facts.max_position)
     if reads_only:
         return memory.reader_needs(facts, max(MAX_TOKENS, max_context), max_context, form)

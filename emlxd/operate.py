@@ -23,7 +23,7 @@ class Operator:
         self._now = time.monotonic
 
     def status(self) -> dict[str, Any]:
-        self._registry.read_cards()  # the kinds that are not known yet are for the next time
+        self._registry.read_cards()  # in the background: what is not known yet is there the next time
         residents = self._registry.residents
         last = self._reloader.last
         return {

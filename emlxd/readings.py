@@ -44,7 +44,7 @@ class Readings:
         yield from self._memory()
 
     def _read(self) -> Iterator[_Reading]:
-        """Of all that are or were in memory."""
+        """One for each model that is or was in memory."""
         residents = self._registry.residents
         workers: defaultdict[str, list[WorkerStats]] = defaultdict(list)
         for resident in residents:

@@ -35,9 +35,10 @@ TICK: Final = 1.0  # seconds between looks at idle times, failures and stuck wor
 class ModelEntry:
     """A model of the configuration. ``created`` is in Unix seconds, ``retry_at`` of the registry's clock.
 
-    ``wanted``: it should be in memory without being asked for. ``held`` is set while a reload decides what
-    becomes of the model; requests wait for it. ``waiters`` wait for a load, and ``hold`` keeps what was
-    loaded until they have it: two models without room for both would chase each other for ever.
+    ``wanted``: it should be in memory without being asked for. ``dropped``: a reload has removed it. ``held``
+    is set while a reload decides what becomes of the model; requests wait for it. ``waiters`` wait for a
+    load, and ``hold`` keeps what was loaded until they have it: two models without room for both would chase
+    each other for ever.
     """
 
     settings: ModelSettings
@@ -225,8 +226,8 @@ class Registry:
         if entry.held is not None:
             await entry.held.wait()
             return
-        backs_off = entry.error is not None and not isinstance(entry.error, NoRoom)
-        if entry.loading is None and entry.error and backs_off and self._now() < entry.retry_at:
+        backs_off = entry.loading is None and self._now() < entry.retry_at
+        if backs_off and entry.error and not isinstance(entry.error, NoRoom):
             raise self._refusal(entry, entry.error)
         # The load belongs to all who wait for it, and to nobody.
         error = await asyncio.shield(self._start_loading(entry))
@@ -279,7 +280,7 @@ class Registry:
         log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
 
     def discard(self, entry: ModelEntry, reason: UnloadReason = "replaced") -> None:
-        """No more requests for what the model has in memory; it leaves with the last one."""
+        """What the model has in memory takes no more requests, and leaves when the last one has ended."""
         if entry.resident is not None:
             self.residents.retire(entry.resident, reason)
             entry.resident = None
@@ -312,7 +313,7 @@ class Registry:
             await self._progress(entry)
 
     def tick(self) -> None:
-        """What time brings: idle models leave, dead and failed ones that are wanted are loaded again."""
+        """To be called every second: idle models leave, wanted ones that died or failed are loaded again."""
         for entry in self._entries.values():
             if entry.dead:
                 log.error("worker died", model=entry.name)

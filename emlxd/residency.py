@@ -30,7 +30,9 @@ Prepare = Callable[[ModelSettings], Awaitable[Needs]]
 class Resident:
     """A model in memory, or on its way in or out.
 
-    ``needs`` are the bytes it is counted with, ``load_seconds`` is how long loading it took.
+    ``needs`` are the bytes it is counted with, ``load_seconds`` is how long loading it took. ``leases``
+    counts who uses it. When it is ``retired`` it takes no more requests; after the last lease it is
+    ``closing``, and ``gone`` is set at the end.
     """
 
     settings: ModelSettings

@@ -181,6 +181,7 @@ def hypercorn_config(listener: socket.socket) -> Config:
 
 
 async def _listen(front: Front, config: Config, stop: asyncio.Event) -> None:
+    """Answers requests until ``stop``, which is also set if Hypercorn ends by itself."""
     try:
         await hypercorn_serve(cast(ASGIFramework, front), config, shutdown_trigger=stop.wait)
     finally:
@@ -188,6 +189,7 @@ async def _listen(front: Front, config: Config, stop: asyncio.Event) -> None:
 
 
 async def _beside(task: Task, stop: asyncio.Event) -> None:
+    """Runs ``task`` beside the server, which stops if it fails."""
     try:
         await task()
     except Exception:

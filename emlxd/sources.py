@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int | None], None]
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
-# All but those that sentence-transformers numbers, such as 1_Pooling.
+# Folders that are not downloaded: all but those that sentence-transformers numbers, such as 1_Pooling.
 OTHER_FOLDERS = ["[!0-9]*/*", "?[!_]*/*"]
 
 _CHUNK = 1 << 20

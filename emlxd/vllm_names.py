@@ -25,7 +25,7 @@ NAMES: Final = MappingProxyType(
         "emlxd_prefix_cache_hit_tokens": "vllm:prefix_cache_hits",
     }
 )
-# vLLM counts a tool call as an answer that stopped, and no errors here.
+# vLLM counts tool calls as answers that stopped, and does not count errors.
 FINISHED_REASONS: Final = MappingProxyType(
     {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
 )

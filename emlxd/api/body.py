@@ -13,8 +13,8 @@ from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, Unsuppo
 
 BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
 
-# What curl says unless told otherwise, as in the examples for Ollama. A browser's form comes with an Origin.
-CURLS_OWN = "application/x-www-form-urlencoded"
+# curl's type unless it is told another, as in Ollama's examples. A browser that sends a form sends an Origin.
+CURL_DEFAULT = "application/x-www-form-urlencoded"
 
 
 async def read_object(max_bytes: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _check_headers() -> None:
         raise UnsupportedMediaType(f"Content-Encoding '{encoding}' is not supported; send the body as it is.")
     # A body without a type is taken as JSON, since nothing else is served.
     mimetype = request.mimetype
-    if mimetype == CURLS_OWN and request.path.startswith("/api/") and "Origin" not in request.headers:
+    if mimetype == CURL_DEFAULT and request.path.startswith("/api/") and "Origin" not in request.headers:
         return
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaType(f"Content-Type '{mimetype}' is not supported; send 'application/json'.")

@@ -109,9 +109,9 @@ Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
 
 
 class SamplingBody(Body):
-    """The fields of every route that generates text, whoever's API it is.
+    """The fields of every route that generates text, whichever API it belongs to.
 
-    Each API adds its own names for the rest; the properties say it in one way.
+    What the APIs name differently each adds under its own name, and tells in one way by these properties.
     """
 
     model: str

@@ -91,7 +91,7 @@ def routes(services: Services) -> Blueprint:
 
 
 async def _leased(services: Services, name: str) -> tuple[Worker, float]:
-    """The worker, and how many seconds it took to be there."""
+    """The worker, and how many seconds it took to get it: mostly those of loading the model."""
     began = current_exchange().seconds
     worker = await lease(services, known_name(services.registry, name))
     return worker, current_exchange().seconds - began

@@ -18,7 +18,7 @@ NANOSECONDS = 10**9
 
 
 class OllamaRenderer(ABC):
-    """``loading`` is how long the model took to be there, in seconds. A call is told when it is whole."""
+    """``loading`` is how long the model took to load, in seconds. A tool call is sent when it is whole."""
 
     def __init__(self, exchange: Exchange, model: str, loading: float) -> None:
         self._exchange = exchange

@@ -127,7 +127,7 @@ OLLAMA_MODELS: Final = _object(
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``body`` has every kind of body that is taken; ``answer`` is a schema, or a media type but JSON.
+    """``body`` has every kind of body that is taken. ``answer`` is a schema, or a media type other than JSON.
 
     ``stream`` is the media type of an answer that comes in parts.
     """

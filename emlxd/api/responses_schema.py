@@ -115,7 +115,7 @@ class ToolParam(Body):
 
 
 def _choice(value: Any) -> Any:
-    """A named tool as its name in a list, which no mode is."""
+    """A named tool becomes a list with its name, so that no name is taken for a mode."""
     match value:
         case "none" | "auto" | "required" | None:
             return value

@@ -1,4 +1,4 @@
-"""The request bodies of /v1/chat/completions and /v1/completions."""
+"""The request bodies of /v1/chat/completions and /v1/completions, of embeddings, rerank and tokenization."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class HeldBody(Body):
 
 
 class FormatBody(HeldBody):
-    """The same with OpenAI's own way."""
+    """``HeldBody`` with OpenAI's own way, ``response_format``."""
 
     response_format: ResponseFormat | None = None
 
@@ -110,7 +110,7 @@ class FormatBody(HeldBody):
 
 
 def _tool_choice(value: Any) -> Any:
-    """OpenAI's form of a named tool as its name in a list, which no mode is."""
+    """A named tool becomes a list with its name, so that no name is taken for a mode."""
     match value:
         case "none" | "auto" | "required" | None:
             return value

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Gives what is told of bytes done, as ``sources.fetch`` does.
+    """Gives a function to report progress to, such as ``sources.fetch`` takes.
 
     Draws on standard error, and only if that is a terminal.
     """

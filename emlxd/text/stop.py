@@ -44,7 +44,7 @@ class StopMatcher:
 
 
 def _start_of_partial(text: str, stop: str) -> int:
-    """Where the longest end of ``text`` that may become ``stop`` starts; its length if there is none."""
+    """Where the longest end of ``text`` that may become ``stop`` starts, or the end of ``text``."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
