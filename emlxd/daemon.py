@@ -17,6 +17,7 @@ import structlog
 from emlxd import log
 from emlxd.config import ModelSettings, Settings
 from emlxd.core import ModelCard
+from emlxd.downloads.cache import Progress
 from emlxd.errors import ServerFault
 from emlxd.memory import Needs
 from emlxd.metrics import Metrics
@@ -27,7 +28,7 @@ from emlxd.reload.reloader import Reloader
 from emlxd.reload.watch import changes
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
-from emlxd.sources import Progress, fetch_model
+from emlxd.sources import fetch_model
 from emlxd.tracing import open_tracer
 from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate

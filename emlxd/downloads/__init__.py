@@ -1,0 +1,1 @@
+"""Where model files are downloaded from, and the cache that holds them. ``emlxd.sources`` is the way in."""
