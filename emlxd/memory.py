@@ -83,8 +83,8 @@ def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
     )
 
 
-def reader_needs(facts: ModelFacts, tokens: int, max_context: int, form: ComputeForm) -> Needs:
-    """The bytes of a model that reads whole texts, ``tokens`` in a step, and keeps nothing of them."""
+def pooling_needs(facts: ModelFacts, tokens: int, max_context: int, form: ComputeForm) -> Needs:
+    """The bytes of a pooling model: it reads whole texts, ``tokens`` in a step, and keeps nothing of them."""
     values = TOKEN_COPIES * tokens * facts.widest_row + facts.kept_values(tokens, tokens)
     if not form.fused_attention:
         values += SCORE_COPIES * facts.heads * tokens * max_context

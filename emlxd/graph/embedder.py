@@ -1,4 +1,4 @@
-"""Runs a model that reads whole texts: one compiled step for each shape of batch."""
+"""Runs a pooling model, which reads whole texts: one compiled step for each shape of batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a model that reads whole texts: an encoder or a decoder that embeds, or a cross-encoder."""
+"""Opens a pooling model, which reads whole texts: an encoder or a decoder that embeds, or a cross-encoder."""
 
 from __future__ import annotations
 

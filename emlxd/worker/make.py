@@ -7,8 +7,8 @@ from pathlib import Path
 from emlxd.config import ModelSettings
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import load_model
-from emlxd.worker.load_reader import load_reader
-from emlxd.worker.reader import EmbeddingWorker, RerankWorker
+from emlxd.worker.load_pooling import load_pooling
+from emlxd.worker.pooling import EmbeddingWorker, RerankWorker
 from emlxd.worker.worker import Worker, WorkerOptions
 
 AnyWorker = Worker | EmbeddingWorker | RerankWorker
@@ -21,5 +21,5 @@ def make_worker(settings: ModelSettings, path: Path, gate: Gate) -> AnyWorker:
     kind = kind_of(settings, path)
     if kind == "chat":
         return Worker(WorkerOptions.of(settings), lambda: load_model(settings, path, gate), gate)
-    reader = EmbeddingWorker if kind == "embedding" else RerankWorker
-    return reader(settings, lambda: load_reader(settings, path, gate), gate)
+    worker = EmbeddingWorker if kind == "embedding" else RerankWorker
+    return worker(settings, lambda: load_pooling(settings, path, gate), gate)

@@ -12,7 +12,7 @@ from emlxd import footprint
 from emlxd.config import ModelSettings, Source
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import make_worker
-from emlxd.worker.reader import EmbeddingWorker, RerankWorker
+from emlxd.worker.pooling import EmbeddingWorker, RerankWorker
 from emlxd.worker.worker import Worker
 from tests.graph.tiny import make_llama, save
 from tests.graph.tiny_encoders import DATA, write_encoder

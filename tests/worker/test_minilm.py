@@ -14,7 +14,7 @@ from emlxd.graph.device import current_device
 from emlxd.sources import locate
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import make_worker
-from emlxd.worker.reader import EmbeddingWorker
+from emlxd.worker.pooling import EmbeddingWorker
 from tests.agreement import close, tolerance
 from tests.minilm import DATA, SENTENCES
 

@@ -1,4 +1,4 @@
-"""Workers for models that read whole texts and write none: vectors for texts, scores for pairs of them."""
+"""Workers for pooling models: they read whole texts and write none, and give vectors, or scores of pairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUND: Final = 256  # texts that are packed together, and the most that a new re
 SHARE: Final = 64  # texts of one request in a round, if others wait
 
 
-class TextRunner(Protocol):
+class PoolingRunner(Protocol):
     """A model on the device."""
 
     @property
@@ -53,11 +53,11 @@ class TextRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderModel:
+class PoolingModel:
     """A loaded model. ``prompts``, by name, are put before texts of a kind; ``default_prompt`` names one."""
 
     info: ModelInfo
-    runner: TextRunner
+    runner: PoolingRunner
     tokenizer: Tokenizer
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -105,18 +105,18 @@ class _Lane:
         return _Lane(TextBatch(laid, step.height, step.length), list(chain.from_iterable(rows)))
 
 
-class ReaderWorker(ModelThread[_Job]):
-    """One loaded model that reads texts."""
+class PoolingWorker(ModelThread[_Job]):
+    """One loaded model that makes something of whole texts."""
 
     _route = ""
 
-    def __init__(self, settings: ModelSettings, load: Callable[[], ReaderModel], gate: Gate) -> None:
+    def __init__(self, settings: ModelSettings, load: Callable[[], PoolingModel], gate: Gate) -> None:
         """``load`` is called on the worker's thread."""
         super().__init__(settings.name, gate)
         self._max_queue = settings.max_queue
         self._load = load
         self._jobs: list[_Job] = []
-        self._model: ReaderModel | None = None
+        self._model: PoolingModel | None = None
         self._weight_bytes = 0
         self._meters = Meters()
 
@@ -167,7 +167,7 @@ class ReaderWorker(ModelThread[_Job]):
         self._max_queue = settings.max_queue
 
     @property
-    def _loaded_model(self) -> ReaderModel:
+    def _loaded_model(self) -> PoolingModel:
         if self._model is None:
             raise self._unavailable()
         return self._model
@@ -217,7 +217,7 @@ class ReaderWorker(ModelThread[_Job]):
             self._jobs.append(message)
         return True
 
-    def _round(self, runner: TextRunner, max_context: int) -> None:
+    def _round(self, runner: PoolingRunner, max_context: int) -> None:
         """Some texts of every request, packed by length, a step at a time."""
         texts = _next_texts(self._jobs)
         lengths = [len(job.texts[place].tokens) for job, place in texts]
@@ -234,7 +234,7 @@ class ReaderWorker(ModelThread[_Job]):
             job.finish()
         self._jobs = [job for job in self._jobs if not job.over]
 
-    def _step(self, runner: TextRunner, lanes: Sequence[_Lane]) -> None:
+    def _step(self, runner: PoolingRunner, lanes: Sequence[_Lane]) -> None:
         members = [member for lane in lanes for member in lane.members]
         try:
             made = runner.run([lane.batch for lane in lanes])
@@ -252,7 +252,7 @@ class ReaderWorker(ModelThread[_Job]):
             job.finish()
 
 
-class EmbeddingWorker(ReaderWorker):
+class EmbeddingWorker(PoolingWorker):
     """Turns texts into vectors."""
 
     _route = "/v1/embeddings"
@@ -285,7 +285,7 @@ class EmbeddingWorker(ReaderWorker):
         return await self._read([TokenizedText(tuple(prompt), len(prompt)) for prompt in prompts])
 
 
-class RerankWorker(ReaderWorker):
+class RerankWorker(PoolingWorker):
     """Scores pairs of texts."""
 
     _route = "/v1/rerank"

@@ -1,4 +1,4 @@
-"""Makes a ``ReaderModel`` of a model's files. Called on the worker's own thread."""
+"""Makes a ``PoolingModel`` of a model's files. Called on the worker's own thread."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from emlxd.config import ModelSettings
 from emlxd.core import ModelInfo, SamplingParams
 from emlxd.worker.load import read_tokenizer
-from emlxd.worker.reader import ReaderModel
+from emlxd.worker.pooling import PoolingModel
 
 
-def load_reader(settings: ModelSettings, path: Path, turn: AbstractContextManager[None]) -> ReaderModel:
+def load_pooling(settings: ModelSettings, path: Path, turn: AbstractContextManager[None]) -> PoolingModel:
     """Loads the files at ``path`` onto the device, in ``turn`` with others. Raises ModelFormatError."""
     from emlxd.graph.open_embedder import open_embedder
 
     tokenizer = read_tokenizer(path)
     runner = open_embedder(path, settings, turn)
-    return ReaderModel(
+    return PoolingModel(
         info=ModelInfo(
             architecture=runner.architecture,
             max_context=runner.max_context,

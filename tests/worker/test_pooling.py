@@ -14,7 +14,7 @@ from emlxd.config import ModelSettings, Source
 from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TextBatch, TokenizedText
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, ServerFault, Unavailable
 from emlxd.worker.gate import Gate
-from emlxd.worker.reader import ROUND, SHARE, EmbeddingWorker, ReaderModel, RerankWorker
+from emlxd.worker.pooling import ROUND, SHARE, EmbeddingWorker, PoolingModel, RerankWorker
 from tests.worker.fakes import assert_freed_in_turn
 from tests.worker.test_worker import letters_tokenizer
 
@@ -77,13 +77,13 @@ class ScoreRunner(StepRunner):
         return [float(text.second_at)]
 
 
-def model(runner: StepRunner) -> ReaderModel:
+def model(runner: StepRunner) -> PoolingModel:
     info = ModelInfo("fake", max_context=512, slots=1, vocab_size=27, sampling=SamplingParams())
-    return ReaderModel(info, runner, letters_tokenizer(), PROMPTS, "document")
+    return PoolingModel(info, runner, letters_tokenizer(), PROMPTS, "document")
 
 
 def settings(**more: Any) -> ModelSettings:
-    return ModelSettings(name="reader", source=Source(path=Path("unused")), **more)
+    return ModelSettings(name="pooling", source=Source(path=Path("unused")), **more)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_vectors_come_in_the_order_of_the_texts(make_worker: MakeWorker, r
     await worker.start()
     prompts = [[n % 27] * (1 + n * 37 % 300) for n in range(100)]
     assert await worker.embed(prompts) == [[float(p[0]), float(len(p))] for p in prompts]
-    assert runner.threads == {"worker-reader"}
+    assert runner.threads == {"worker-pooling"}
     assert len(runner.steps) < 30
     assert await worker.embed([]) == []
 
@@ -247,7 +247,7 @@ async def test_a_model_is_freed_when_it_is_its_turn(make_worker: MakeWorker, run
 
 
 async def test_a_model_that_cannot_be_loaded() -> None:
-    def load() -> ReaderModel:
+    def load() -> PoolingModel:
         raise ModelFormatError("no such thing")
 
     worker = EmbeddingWorker(settings(), load, Gate())

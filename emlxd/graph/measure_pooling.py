@@ -1,4 +1,4 @@
-"""What the files of a model that reads whole texts say of its size, read from their headers alone."""
+"""What the files of a pooling model say of its size, read from their headers alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emlxd.graph.sentence_files import read_sentence_spec
 from emlxd.graph.weights import Quantization
 
 
-def measure_reader(path: Path, quantize: Quantization | None = None) -> ModelFacts:
+def measure_pooling(path: Path, quantize: Quantization | None = None) -> ModelFacts:
     """An encoder, or a decoder without its logits. ``max_position`` is what the model reads unless told to.
 
     Raises ModelFormatError.
