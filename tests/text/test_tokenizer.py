@@ -313,7 +313,7 @@ class TestFolder:
             Tokenizer.from_folder(folder)
 
     @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-    @pytest.mark.parametrize("content", ["{", "[]"])
+    @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
     def test_damaged_file_is_named(self, folder: Path, name: str, content: str) -> None:
         (folder / name).write_text(content, "utf-8")
         with pytest.raises(ModelFormatError, match=name):
