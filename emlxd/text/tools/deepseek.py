@@ -8,7 +8,7 @@ from typing import Final
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import CallReader, TriggeredReader
+from emlxd.text.tools.format import CallReader, TriggeredReader, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader, series
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
@@ -57,11 +57,10 @@ class DeepSeek:
 
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
         separator = '"\\n"' if self._fenced else ""
-        names = " | ".join(f"call_{index}" for index in range(len(tools)))
         rules = [
             f"calls: {mark(_CALLS)} items {mark(_CALLS_END)}",
             series("call", separator, parallel=parallel, rule="items"),
-            f"call: {mark(_CALL)} ({names}) {mark(_CALL_END)}",
+            f"call: {mark(_CALL)} ({one_of_calls(tools)}) {mark(_CALL_END)}",
         ]
         for index, tool in enumerate(tools):
             name, arguments = tool.name, f"arguments_{index}"

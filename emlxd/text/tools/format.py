@@ -44,6 +44,11 @@ def new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def one_of_calls(tools: Sequence[Tool]) -> str:
+    """Lark for a call of any tool, where each has a rule of its own: ``call_0 | call_1``."""
+    return " | ".join(f"call_{index}" for index in range(len(tools)))
+
+
 class CallReader(Reader):
     """Text and tool calls.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
+from emlxd.text.tools.format import one_of_calls
 from emlxd.text.tools.json_calls import series
 from emlxd.text.tools.parameters import ParameterReader, argument_names, parameter_schema, value_rules
 
@@ -49,8 +50,7 @@ class Glm:
         return GlmReader(tools, [_OPEN])
 
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
-        names = " | ".join(f"call_{index}" for index in range(len(tools)))
-        tagged = f"call: {mark(_OPEN)} ({names}) {mark(_CLOSE)}"
+        tagged = f"call: {mark(_OPEN)} ({one_of_calls(tools)}) {mark(_CLOSE)}"
         rules = [series("call", '"\\n"', parallel=parallel), tagged]
         for index, tool in enumerate(tools):
             rules += _tool_rules(index, tool, mark)

@@ -10,7 +10,7 @@ from typing import Final
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Malformed
+from emlxd.text.tools.format import Malformed, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -72,8 +72,7 @@ class Harmony:
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
         """Thinking comes first, if at all. There is one call: the model waits for its result."""
         json_mark = f'(" " {mark(_CONSTRAIN)} "json" | " json")?'
-        names = " | ".join(f"call_{index}" for index in range(len(tools)))
-        rules = [f"calls: analysis? ({names})", analysis_rule(mark)]
+        rules = [f"calls: analysis? ({one_of_calls(tools)})", analysis_rule(mark)]
         for index, tool in enumerate(tools):
             header = f'{mark(_CHANNEL)} "commentary to=functions.{tool.name}" {json_mark} {mark(_MESSAGE)}'
             rules.append(f"call_{index}: {header} arguments_{index}")

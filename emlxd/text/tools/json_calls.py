@@ -9,7 +9,7 @@ from typing import Any, Final
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import MAX_CALLS, CallReader, Malformed
+from emlxd.text.tools.format import MAX_CALLS, CallReader, Malformed, one_of_calls
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("type", "id")
@@ -157,7 +157,7 @@ def _checked(text: str) -> None:
 
 def call_rules(tools: Sequence[Tool], arguments: str = "arguments") -> str:
     """The rule ``call``: an object with the name of one of ``tools`` and arguments of its schema."""
-    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}", "SPACE: /[ \\n]{0,4}/"]
+    rules = [f"call: {one_of_calls(tools)}", "SPACE: /[ \\n]{0,4}/"]
     for index, tool in enumerate(tools):
         head = " SPACE ".join(
             ['"{"', _quoted("name"), '":"', _quoted(tool.name), '","', _quoted(arguments), '":"']

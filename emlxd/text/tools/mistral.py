@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import TriggeredReader
+from emlxd.text.tools.format import TriggeredReader, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -66,8 +66,7 @@ class NamedMistral(Mistral):
         return _CALLS in template and _ARGS in template
 
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
-        names = " | ".join(f"call_{index}" for index in range(len(tools)))
-        rules = [series("call", "", parallel=parallel), f"call: {names}"]
+        rules = [series("call", "", parallel=parallel), f"call: {one_of_calls(tools)}"]
         for index, tool in enumerate(tools):
             rules.append(f'call_{index}: {mark(_CALLS)} "{tool.name}" {mark(_ARGS)} arguments_{index}')
             rules.append(f"arguments_{index}: {embedded_schema(tool.parameters)}")
