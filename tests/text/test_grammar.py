@@ -57,10 +57,6 @@ def test_every_finished_answer_is_valid(schema: Schema, tokenizer: Tokenizer) ->
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_there_are_enough_schemas() -> None:
-    assert len(SCHEMAS) >= 60
-
-
 def test_json_object() -> None:
     assert all(isinstance(json.loads(text), dict) for text in texts(json_object_grammar(), 20))
 
