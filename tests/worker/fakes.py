@@ -137,6 +137,7 @@ class FakeRunner:
         self.state[slot] = [*self.state[slot], *tokens]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
+        assert source >= 0 and target >= 0, "both have a slot"
         assert tokens <= len(self.cache[source])
         self.cache[target] = self.cache[source][:tokens]
         self.state[target] = self.state[source]

@@ -97,6 +97,16 @@ def test_short_prompts_are_prefilled_together() -> None:
     assert all(sequence.dispatched for sequence in harness.scheduler.running[:3])
 
 
+@pytest.mark.parametrize(("short", "together"), [(4, True), (3, False)])
+def test_prompts_are_prefilled_together_if_little_of_it_is_padding(short: int, together: bool) -> None:
+    """Half as much as is real, at most: of 10 and 4 tokens 14 are real and 6 padding."""
+    harness = Harness(rule, chunk=64)
+    for number, length in enumerate((10, short)):
+        harness.submit(request(number, range(1, 1 + length)))
+    harness.step()
+    assert harness.runner.prefills == ([20] if together else [10])
+
+
 def test_first_come_first_served() -> None:
     harness = Harness(rule, slots=2)
     listeners = [harness.submit(request(number, [number + 1] * 5)) for number in range(6)]
