@@ -368,14 +368,19 @@ def mutated(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 GONE = object()
 
 
-async def test_ten_thousand_mutated_bodies_are_no_server_errors() -> None:
-    """One to three mistakes in a valid body: an answer, or an error that says something."""
-    random = Random(1)
+async def test_the_bodies_that_are_mutated_are_valid() -> None:
     app = app_with(FakeEmbedder())
     for path, valid in VALID.items():
         assert (await post(app, path, valid))[0] == 200, path
-    for _ in range(10_000):
-        path, body = random.choice(list(VALID.items()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_ten_thousand_mutated_bodies_are_no_server_errors(seed: int) -> None:
+    """One to three mistakes in a valid body: an answer, or an error that says something."""
+    random, valid = Random(seed), list(VALID.items())
+    app = app_with(FakeEmbedder())
+    for _ in range(2_000):
+        path, body = random.choice(valid)
         for _ in range(random.choice([1, 1, 1, 2, 3])):
             body = mutated(body, random.choice(places(body)), random.choice([GONE, *JUNK]))
             if not isinstance(body, dict):
