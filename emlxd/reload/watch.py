@@ -14,7 +14,7 @@ MAX_LINKS: Final = 40  # as Linux
 
 
 async def changes(path: Path) -> AsyncIterator[None]:
-    """Yields whenever the file at ``path`` has other content than before; ends never.
+    """Yields whenever the file at ``path`` has other content than before, or has gone; ends never.
 
     Folders are watched, not the file: editors and mounted config maps put another file in its place. So
     are the folders of every link on the way to it, whose targets may move.
@@ -22,7 +22,7 @@ async def changes(path: Path) -> AsyncIterator[None]:
     seen = fingerprint(path)
     while True:
         folders = watched_folders(path)
-        async for _ in awatch(
+        async for events in awatch(
             *folders,
             watch_filter=None,
             debounce=DEBOUNCE,
@@ -31,7 +31,8 @@ async def changes(path: Path) -> AsyncIterator[None]:
             recursive=False,
         ):
             found = fingerprint(path)
-            if found is not None and found != seen:
+            between = found is None and bool(events)  # an editor's two steps: wait for a quiet look
+            if found != seen and not between:
                 seen = found
                 yield
             if watched_folders(path) != folders:
@@ -39,7 +40,7 @@ async def changes(path: Path) -> AsyncIterator[None]:
 
 
 def fingerprint(path: Path) -> bytes | None:
-    """The file's content; None while there is none, as between an editor's two steps."""
+    """The file's content; None while there is none that can be read."""
     try:
         return path.read_bytes()
     except OSError:

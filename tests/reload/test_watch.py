@@ -15,17 +15,17 @@ from emlxd.reload.watch import changes, watched_folders
 
 
 class Watching:
-    """Counts what ``changes`` yields."""
+    """The file's content at each that ``changes`` yields; None where there was no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: asyncio.Queue[bytes] = asyncio.Queue()
+        self._seen: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def run(self) -> None:
         async for _ in changes(self._path):
-            self._seen.put_nowait(self._path.read_bytes())
+            self._seen.put_nowait(self._path.read_bytes() if self._path.exists() else None)
 
-    async def next(self) -> bytes:
+    async def next(self) -> bytes | None:
         return await asyncio.wait_for(self._seen.get(), 30)
 
     @property
@@ -115,6 +115,17 @@ async def test_a_folder_that_goes_and_comes_back(tmp_path: Path, monkeypatch: py
         folder.mkdir()
         path.write_text("new")
         assert await found.next() == b"new"
+
+
+async def test_a_file_that_goes_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    async with watching(path, monkeypatch) as found:
+        path.unlink()
+        assert await found.next() is None
+        path.write_text("old")
+        assert await found.next() == b"old"
+        assert found.quiet
 
 
 async def test_the_same_content_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
