@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from emlxd.config import ModelSettings
-from emlxd.errors import NoRoom
+from emlxd.errors import NoRoom, UserError
 from emlxd.memory import Needs
 from emlxd.registry import ModelEntry, Registry
 from emlxd.reload.plan import Plan
@@ -43,8 +44,7 @@ class Change:
     async def _load_beside(self) -> Sequence[tuple[ModelSettings, Needs]]:
         """Loads what has room beside the old models, and gives the rest."""
         rest = []
-        for settings in self._incoming():
-            needs = await self._residents.prepare(settings)
+        for settings, needs in await self._prepare():
             try:
                 if not self._residents.has_room(needs):
                     raise NoRoom("")
@@ -52,6 +52,14 @@ class Change:
             except NoRoom:
                 rest.append((settings, needs))
         return rest
+
+    async def _prepare(self) -> Sequence[tuple[ModelSettings, Needs]]:
+        """All files are on this machine before anything is loaded, which may take minutes."""
+        prepared = []
+        for settings in self._incoming():
+            with _naming(settings):
+                prepared.append((settings, await self._residents.prepare(settings)))
+        return prepared
 
     def _incoming(self) -> list[ModelSettings]:
         """The new and replaced models that have to be in memory, the most important first."""
@@ -64,7 +72,8 @@ class Change:
         return self._models[name].load == "startup" or bool(in_use)
 
     async def _stage(self, settings: ModelSettings, needs: Needs) -> None:
-        resident = await self._residents.load(settings, needs)
+        with _naming(settings):
+            resident = await self._residents.load(settings, needs)
         resident.leases += 1  # nobody may unload it before it has its place
         self._staged[settings.name] = resident
 
@@ -114,3 +123,12 @@ class Change:
             resident.leases -= 1
             entry.resident = resident
         return entry
+
+
+@contextmanager
+def _naming(model: ModelSettings) -> Iterator[None]:
+    """What is wrong with files is told with the model that they are for."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{model.name}: {error.message}") from error

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emlxd.config import ModelSettings, Settings
-from emlxd.errors import ModelFormatError, ModelNotFound, NoRoom
+from emlxd.errors import ModelFormatError, ModelNotFound, NoRoom, SourceError
 from emlxd.registry import Registry
 from emlxd.reload.change import Change
 from emlxd.reload.plan import plan
@@ -114,13 +114,22 @@ async def test_a_new_model_that_fails_leaves_everything_as_it_was() -> None:
     registry = await loaded(house, model("a"), model("gone"))
     before = [entry.resident for entry in registry.models]
     house.failures["bad"] = ModelFormatError("m.gguf: is truncated")
-    with pytest.raises(ModelFormatError, match="truncated"):
+    with pytest.raises(ModelFormatError, match=r"^bad: m\.gguf: is truncated"):
         await change(registry, model("a", slots=8), model("good"), model("bad"))
     await settle()
     assert [entry.name for entry in registry.models] == ["a", "gone"]
     assert [entry.resident for entry in registry.models] == before
     assert house.in_memory == ["a", "gone"]
     assert all([registry.ready, (await use(registry, "a")).settings.slots == 4])
+
+
+async def test_nothing_is_loaded_before_all_files_are_here() -> None:
+    house = House()
+    registry = await loaded(house, model("a"))
+    house.unprepared["lost"] = SourceError("lost.gguf does not exist")
+    with pytest.raises(SourceError, match=r"^lost: lost\.gguf does not exist"):
+        await change(registry, model("a"), model("good"), model("lost"))
+    assert house.starts == ["a"]
 
 
 async def test_the_old_model_comes_back_when_the_new_one_fails_in_its_place() -> None:
