@@ -51,6 +51,13 @@ def locate_model(model: ModelSettings) -> tuple[ModelSettings, Path] | None:
     return _with_adapters(model, found), path
 
 
+def check_paths(model: ModelSettings) -> None:
+    """Raises SourceError for a path that leads to no model. Never uses the network."""
+    for source in sources_of(model):
+        if source.path is not None:
+            fetch(source)  # which downloads nothing
+
+
 def sources_of(model: ModelSettings) -> list[Source]:
     """Where the model's files and those of its adapters come from."""
     return [model.source, *(adapter.source for adapter in model.adapters)]

@@ -37,25 +37,27 @@ def check(
     count = len(settings.models)
     typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
     here = [found for model in settings.models if (found := locate_model(model))]
-    for model in settings.models:
-        if model.name not in [found.name for found, _ in here]:
-            typer.echo(f"{model.name}: {_missing(model)}", err=True)
+    missing = [model for model in settings.models if model.name not in [found.name for found, _ in here]]
+    lost = [model for model in missing if not _say_missing(model)]
     if here:
         _print_memory(settings, here)
     if against_running:
         print_plan(ask(path, url, dry_run=True))
+    if lost and url is None:  # a daemon elsewhere has paths of its own
+        raise typer.Exit(1)
 
 
-def _missing(model: ModelSettings) -> str:
-    from emlxd.sources import fetch, sources_of
+def _say_missing(model: ModelSettings) -> bool:
+    """Whether the model's files can be had: paths must be here, downloads need not be yet."""
+    from emlxd.sources import check_paths
 
     try:
-        for source in sources_of(model):
-            if source.path is not None:
-                fetch(source)  # which downloads nothing
+        check_paths(model)
     except SourceError as error:
-        return error.message
-    return "the files are not here yet; `emlxd pull` fetches them."
+        typer.echo(f"{model.name}: {error.message}", err=True)
+        return False
+    typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
+    return True
 
 
 def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:

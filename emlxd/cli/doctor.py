@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import typer
 
 from emlxd.cli.options import ConfigOption, JsonOption, find_config, server_url
-from emlxd.errors import UserError
+from emlxd.errors import SourceError, UserError
 
 if TYPE_CHECKING:
-    from emlxd.config import Settings
+    from emlxd.config import ModelSettings, Settings
 
 ENOUGH_FILES: Final = 1024  # open files: a connection each, beside those of models
 INSTALL_MLX: Final = "Install it: pip install emlxd on a Mac, 'emlxd[cpu]' or 'emlxd[cuda]' on Linux."
@@ -77,7 +77,8 @@ def examine(config: Path | None) -> Iterator[Finding]:
         yield Finding("configuration", "bad", error.message, "Correct it; the daemon starts with no other.")
         return
     yield Finding("configuration", "ok", f"{path}: models: {len(settings.models)}")
-    yield from _models(settings)
+    yield _models(settings)
+    yield _cache(settings)
     if mlx.level != "bad":
         yield _memory(settings)
     yield _port(settings)
@@ -128,14 +129,43 @@ def _open_files() -> Finding:
     return Finding("open files", "note", str(limit), f"Raise it for many clients: ulimit -n {ENOUGH_FILES}")
 
 
-def _models(settings: Settings) -> Iterator[Finding]:
+def _models(settings: Settings) -> Finding:
+    from emlxd.sources import check_paths
+
+    missing = _missing(settings)
+    for model in missing:
+        try:
+            check_paths(model)
+        except SourceError as error:
+            return Finding("models", "bad", f"{model.name}: {error.message}", "Correct its source.")
+    if missing:
+        names = ", ".join(model.name for model in missing)
+        return Finding("models", "note", f"not here yet: {names}", "emlxd pull fetches them.")
+    return Finding("models", "ok", "all files are here")
+
+
+def _missing(settings: Settings) -> list[ModelSettings]:
     from emlxd.sources import locate_model
 
-    missing = [model.name for model in settings.models if locate_model(model) is None]
-    if missing:
-        yield Finding("models", "note", f"not here yet: {', '.join(missing)}", "emlxd pull fetches them.")
-    else:
-        yield Finding("models", "ok", "all files are here")
+    return [model for model in settings.models if locate_model(model) is None]
+
+
+def _cache(settings: Settings) -> Finding:
+    """Where downloads go. Models that are here are served from a folder that is read-only, too."""
+    import tempfile
+
+    from emlxd.downloads.cache import cache_dir
+    from emlxd.memory import format_bytes
+
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        level: Literal["note", "bad"] = "bad" if _missing(settings) else "note"
+        return Finding("cache", level, str(error), "Set EMLXD_CACHE to a folder that can be written.")
+    return Finding("cache", "ok", f"{folder}, {format_bytes(free)} free")
 
 
 def _memory(settings: Settings) -> Finding:

@@ -90,7 +90,9 @@ def system_errors(source: Source) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise SourceError(f"{source}: the disk is full; make room in {cache_dir()}") from None
-        raise SourceError(f"{source}: {error} (the cache is {cache_dir()})") from None
+        raise SourceError(
+            f"{source}: {error}; EMLXD_CACHE can name another folder than {cache_dir()}"
+        ) from None
 
 
 def wrong_checksum(source: Source, found: str) -> SourceError:

@@ -56,7 +56,11 @@ def load() -> Blas:
         shim = _compiled(cache_folder())
     except (OSError, subprocess.SubprocessError) as error:
         shim = None
-        problems.append(f"Install a C compiler for faster matrix products ({_reason(error)}).")
+        fast = f"for faster matrix products ({_reason(error)})."
+        if isinstance(error, OSError) and _compiler():
+            problems.append(f"Set EMLXD_CACHE to a folder that can be written, {fast}")
+        else:
+            problems.append(f"Install a C compiler {fast}")
     for name in _candidates(choice):
         try:
             library = ctypes.CDLL(name, mode=os.RTLD_LOCAL if shim else os.RTLD_GLOBAL)
@@ -139,7 +143,7 @@ def _compiled(folder: Path) -> Path:
     target = folder / f"blas-{key.hexdigest()[:16]}.so"
     if target.exists():
         return target
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError("none of cc, gcc and clang is there")
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,6 +154,10 @@ def _compiled(folder: Path) -> Path:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         made.replace(target)
     return target
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 def _cpu_features() -> bytes:

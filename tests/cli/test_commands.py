@@ -88,7 +88,7 @@ def test_check_tells_the_memory_of_the_models_that_are_here(emlxd, config, tmp_p
     assert rows[2][:5] == ["a", "521.8", "KiB", "1.5", "MiB"]
     assert rows[-1] == ["budget", "1.0", "GiB"]
     assert f"b: {tmp_path / 'absent.gguf'} does not exist, expected a .gguf file" in result.stderr
-    assert result.exit_code == 0
+    assert result.exit_code == 1  # `serve` could not start
 
 
 def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
@@ -101,7 +101,9 @@ def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
 
 def test_check_says_what_can_be_downloaded(emlxd, config):
     config("models: [{name: a, source: {hf: org/nowhere}}]")
-    assert emlxd("check").stderr == "a: the files are not here yet; `emlxd pull` fetches them.\n"
+    result = emlxd("check")
+    assert result.stderr == "a: the files are not here yet; `emlxd pull` fetches them.\n"
+    assert result.exit_code == 0
 
 
 def test_check_finds_keys_with_which_nothing_could_start(emlxd, config, tmp_path):

@@ -37,11 +37,28 @@ def test_all_is_well(found, config):
 
 
 def test_it_reads_as_a_table(emlxd, config):
-    config("models: [{name: absent, source: {path: absent.gguf}}]")
+    config("models: [{name: absent, source: {hf: org/absent}}]")
     lines = emlxd("doctor").stdout.splitlines()
     place = next(place for place, line in enumerate(lines) if line.startswith("note  models"))
     assert "not here yet: absent" in lines[place]
     assert lines[place + 1].strip() == "-> emlxd pull fetches them."
+
+
+def test_a_path_that_leads_nowhere_is_bad(found, config):
+    config("models: [{name: lost, source: {path: lost.gguf}}]")
+    finding = found(1)["models"]
+    assert (finding["level"], finding["found"].startswith("lost: ")) == ("bad", True)
+    assert "pull" not in finding["to_do"]
+
+
+@pytest.mark.parametrize(("models", "level"), [("", "note"), ("{name: a, source: {hf: org/a}}", "bad")])
+def test_a_cache_that_cannot_be_written(found, config, tmp_path, monkeypatch, models, level):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EMLXD_CACHE", str(tmp_path / "file" / "cache"))
+    config(f"models: [{models}]")
+    finding = found(int(level == "bad"))["cache"]
+    assert (finding["level"], "Not a directory" in finding["found"]) == (level, True)
+    assert "EMLXD_CACHE" in finding["to_do"]
 
 
 def test_a_broken_configuration_is_bad(found, config):

@@ -202,6 +202,7 @@ def test_a_cache_folder_that_cannot_be_made_stops_nothing(tmp_path):
     blocked.touch()
     loaded, product = result(start(blocked))
     assert (loaded.narrow, product) == (False, 32)
+    assert "EMLXD_CACHE" in loaded.hint and "C compiler" not in loaded.hint
 
 
 def test_after_mlx_it_is_too_late_and_said_so(tmp_path):
