@@ -22,7 +22,7 @@ This page is written by `python -m emlxd.cli.config_page`, from the settings the
 [config/config.yaml](../config/config.yaml) is a file to start from, with the same settings and defaults.
 
 One YAML file says all. `emlxd` takes the file of `--config` or `EMLXD_CONFIG`, else the first of
-`config/config.yaml`, `config.yaml` and `~/.config/emlxd/config.yaml`. An unknown key is a mistake, and every
+`config.yaml`, `config/config.yaml` and `~/.config/emlxd/config.yaml`. An unknown key is a mistake, and every
 mistake is told with its line: `emlxd check`. A running daemon follows the file: [reload.md](reload.md).
 
 Sizes are bytes, or `256MB` (powers of 1000), or `1GiB` (powers of 1024). Durations are seconds, or `500ms`,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from emlxd.cli.client import Client
     from emlxd.config import ModelSettings, ServerSettings, Settings
 
-SEARCHED: Final = ("config/config.yaml", "config.yaml", "~/.config/emlxd/config.yaml")
+SEARCHED: Final = ("config.yaml", "config/config.yaml", "~/.config/emlxd/config.yaml")
 
 ConfigOption = Annotated[
     Path | None,

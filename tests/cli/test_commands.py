@@ -41,14 +41,14 @@ def test_wrong_usage_exits_2(emlxd, arguments):
 def test_without_a_configuration_the_places_are_listed(emlxd):
     result = emlxd("check")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "config/config.yaml, config.yaml" in result.stderr
+    assert "config.yaml, config/config.yaml" in result.stderr
     assert "home/.config/emlxd/config.yaml" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_the_first_configuration_found_is_used(emlxd, config):
     model = "{name: %s, source: {path: small.gguf}}"
-    for count, place in enumerate(("home/.config/emlxd/config.yaml", "config.yaml", "config/config.yaml"), 1):
+    for count, place in enumerate(("home/.config/emlxd/config.yaml", "config/config.yaml", "config.yaml"), 1):
         config(f"models: [{', '.join(model % name for name in 'abc'[:count])}]", place)
         assert f"{place} is in order: {count} model" in emlxd("check").stdout
 
