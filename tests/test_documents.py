@@ -30,7 +30,9 @@ DAEMON = "http://127.0.0.1:8420"
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+    """Those of the language, an expression. All are matched, so that no end is taken for a beginning."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if re.fullmatch(language, name)]
 
 
 def taught(language: str) -> list[Any]:
@@ -139,6 +141,16 @@ async def test_a_curl_block_runs(script: str, default_model: FakeRegistry) -> No
         (words,) = lines(script.replace(DAEMON, server.url))
         said = await output_of(*words, "-sf")
     assert "six" in said
+
+
+def test_models_that_snippets_ask_for_are_in_the_shipped_configuration() -> None:
+    """So that who copies one gets an answer."""
+    shipped = load(ROOT / "config" / "config.yaml", {}).models
+    names = {name for model in shipped for name in (model.name, *model.aliases)}
+    for document in DOCUMENTS:
+        for script in blocks(document, "(?:sh)?"):
+            if DAEMON in script:
+                assert set(re.findall(r'"model": "([^"]+)"', script)) <= names, document.name
 
 
 async def output_of(*command: str) -> str:
