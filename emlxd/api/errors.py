@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, cast
 
 import orjson
 import structlog
@@ -33,6 +35,7 @@ from emlxd.errors import (
 
 SWALLOW_TIMEOUT = 5.0  # seconds given to a client that still sends the body of a refused request
 
+_ERROR = "emlxd.error"  # in the scope of a request that was refused
 _log = structlog.get_logger("emlxd.http")
 
 
@@ -99,6 +102,16 @@ def _from_werkzeug(exception: HTTPException) -> EmlxdError:
             return error
 
 
+def refusal(scope: Mapping[str, Any]) -> dict[str, str]:
+    """Why a request was refused, for the log, in words of ours: the message may quote the client."""
+    error: EmlxdError | None = scope.get(_ERROR)
+    if error is None:
+        return {}
+    field = re.match(r"\w*", error.param or "")  # what follows may be a key of the client's
+    found = {"error": error.code or error.type, "param": field[0] if field else ""}
+    return {name: value for name, value in found.items() if value}
+
+
 async def _swallow_body() -> None:
     """A close with data unread resets the connection, and the client never sees the answer."""
     try:
@@ -114,6 +127,7 @@ def install(app: Quart) -> None:
 
     async def answer(exception: Exception) -> Response:
         error = translate(exception)
+        cast(dict[str, Any], request.scope)[_ERROR] = error
         await _swallow_body()
         status, body = status_and_body(error, request.path)
         response = Response(body, status, content_type="application/json")

@@ -28,7 +28,7 @@ from hypercorn.typing import (
 )
 from quart import request
 
-from emlxd.api.errors import status_and_body, translate
+from emlxd.api.errors import refusal, status_and_body, translate
 from emlxd.core import GenerateRequest
 from emlxd.errors import RouteNotFound
 from emlxd.log import bind_request
@@ -173,6 +173,7 @@ class ExchangeMiddleware:
             seconds=round(exchange.seconds, 4),
             client=exchange.client,
             **exchange.tally.fields(),
+            **refusal(cast(dict[str, Any], scope)),
         )
         if self._ended is not None:
             self._ended(exchange, status)

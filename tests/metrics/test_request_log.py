@@ -113,6 +113,27 @@ async def test_a_line_for_a_request_without_a_model(capsys: pytest.CaptureFixtur
     assert "model" not in line
 
 
+@pytest.mark.parametrize(
+    ("body", "error", "field"),
+    [
+        ({"model": SECRET}, "model_not_found", "model"),
+        ({"max_tokens": SECRET}, "invalid_type", "max_tokens"),
+        ({"logit_bias": {SECRET: 1}}, "invalid_value", "logit_bias"),
+        ({"prompt": "a" * 5000}, "context_length_exceeded", "prompt"),
+    ],
+)
+async def test_a_line_says_why_a_request_was_refused(
+    capsys: pytest.CaptureFixture[str], body: dict[str, Any], error: str, field: str
+) -> None:
+    """By code and by the body's field, which are ours; the message may quote the client."""
+    async with logging_house() as daemon:
+        await daemon.http.post("/v1/completions", json={"model": "m", "prompt": "abc"} | body)
+    text = capsys.readouterr().err
+    (line,) = requests(text)
+    assert (line["error"], line["param"]) == (error, field)
+    assert SECRET not in text
+
+
 @pytest.mark.parametrize("sent", ["abc-123", "a" * 128, "00-4bf92f3577b34da6a3ce929d0e0e4736:1"])
 async def test_the_clients_own_id_is_taken(capsys: pytest.CaptureFixture[str], sent: str) -> None:
     async with logging_house() as daemon:
