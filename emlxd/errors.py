@@ -78,7 +78,9 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model '{name[:80]}' does not exist.", param="model")
+        super().__init__(
+            f"The model '{name[:80]}' does not exist; GET /v1/models lists those that do.", param="model"
+        )
 
 
 class RequestNotFound(RequestError):

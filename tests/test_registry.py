@@ -57,7 +57,7 @@ async def test_an_alias_is_the_same_model() -> None:
     registry = house.registry(model("a", aliases=("x",), **ON_DEMAND))
     assert [await use(registry, name) for name in ("a", "x")] == ["a", "a"]
     assert house.starts == ["a"]
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound, match="/v1/models"):
         await use(registry, "y")
 
 
@@ -67,7 +67,7 @@ async def test_a_name_with_an_adapter_is_its_model() -> None:
     registry = house.registry(model("a", adapters=[adapter], **ON_DEMAND))
     assert registry.find("a:b") is registry.find("a")
     assert registry.find("a").adapters == ("a:b",)
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound, match="/v1/models"):
         await use(registry, "a:c")
 
 
