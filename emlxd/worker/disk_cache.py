@@ -139,7 +139,9 @@ class DiskCache:
 
     def _warn(self, error: OSError) -> None:
         """A full or broken disk: go on with what is there, and say so."""
-        log.warning("prefix cache: disk", folder=str(self._folder), error=str(error))
+        log.warning(
+            "prefix cache: its disk folder cannot be used", folder=str(self._folder), error=str(error)
+        )
 
     def _path(self, key: bytes) -> Path:
         return self._folder / key.hex()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 
 from emlxd.worker.disk_cache import CHECKSUM_BYTES, UNUSED, DiskCache, folder_name
 
@@ -161,5 +162,7 @@ def test_half_written_files_are_removed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_only_a_cache_that_misses(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    cache = filled(tmp_path / "file", 1)
+    with structlog.testing.capture_logs() as lines:
+        cache = filled(tmp_path / "file", 1)
     assert cache.get(key(1)) is None
+    assert "cannot be used" in lines[0]["event"] and "Not a directory" in lines[0]["error"]
