@@ -199,6 +199,12 @@ async def _beside(task: Task, stop: asyncio.Event) -> None:
 
 async def _wind_down(serving: asyncio.Task[None], drain: Drain, drain_timeout: float) -> None:
     """Hypercorn has stopped to accept; it ends when its last connection does."""
+    if drain.running:
+        _log.info(
+            "finishing what runs; another signal ends it at once",
+            generations=len(drain.running),
+            at_most_seconds=drain_timeout,
+        )
     _, running = await asyncio.wait({serving}, timeout=drain_timeout)
     if running:
         if cut := drain.cut():

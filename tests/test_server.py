@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from emlxd.config import ServerSettings, Settings
 from emlxd.errors import SourceError, UserError
@@ -74,8 +75,11 @@ async def test_drain_lets_a_stream_finish() -> None:
     worker.gate.clear()
     async with start_server(FakeRegistry(worker), drain_timeout=60) as server, connect(server.port) as wire:
         await running_stream(server, wire)
-        server.stop.set()
-        await refused(server.port)
+        with structlog.testing.capture_logs() as lines:
+            server.stop.set()
+            await refused(server.port)
+        assert [(line["generations"], line["at_most_seconds"]) for line in lines] == [(1, 60)]
+        assert "another signal" in lines[0]["event"]
         worker.gate.set()
         assert (await wire.body()).endswith(b"data: [DONE]\n\n")
         await server.task
