@@ -103,7 +103,9 @@ class Client:
             return response
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(error.code, _error_message(error.read()) or str(error)) from None
+                said = _error_message(error.read()) or str(error)
+            hint = " Commands send the one in EMLXD_API_KEY." if error.code == 401 else ""
+            raise Refused(error.code, said + hint) from None
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise UserError(

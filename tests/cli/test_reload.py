@@ -84,3 +84,10 @@ def test_a_key_is_sent_if_there_is_one(emlxd, running, monkeypatch):
     running.keys.clear()
     emlxd("reload")
     assert running.keys == {"Bearer of-the-file"}
+
+
+def test_a_key_that_is_missing_is_asked_for_where_it_can_be_given(emlxd, running):
+    running.refusal = (401, "An API key is needed.")
+    result = emlxd("reload")
+    assert result.exit_code == 1
+    assert result.stderr == "An API key is needed. Commands send the one in EMLXD_API_KEY.\n"
