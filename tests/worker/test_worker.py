@@ -44,9 +44,11 @@ class GatedRunner(FakeRunner):
     def __init__(self, slots: int) -> None:
         super().__init__(slots, lambda tokens: len(tokens) % 26)
         self.steps = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
         self.threads: set[str] = set()
 
     def forward(self, positions: Sequence[int | None]) -> None:
+        self.begun.release()
         self.threads.add(threading.current_thread().name)
         assert self.steps.acquire(timeout=20)
         super().forward(positions)
@@ -87,6 +89,11 @@ async def make_worker(runner: GatedRunner) -> AsyncIterator[MakeWorker]:
 
 def request(id: str = "r", max_tokens: int = 4) -> GenerateRequest:
     return GenerateRequest(id, (0, 1, 2), max_tokens, chunking="token")
+
+
+async def begun(runner: GatedRunner) -> None:
+    """Waits until the worker has begun its next forward pass."""
+    assert await asyncio.to_thread(runner.begun.acquire, timeout=20)
 
 
 async def read(generation: Generation) -> list[object]:
@@ -325,14 +332,16 @@ async def test_stats_say_what_happens(make_worker: MakeWorker, runner: GatedRunn
     worker = make_worker()
     assert worker.stats() is None
     await worker.start()
-    generations = [worker.submit(request(f"r{number}")) for number in range(3)]
+    generations = [worker.submit(request("r0"))]
+    await begun(runner)  # with r0 alone: the others come with the next step
+    generations += [worker.submit(request("r1")), worker.submit(request("r2"))]
     runner.steps.release(2)
-    await anext(generations[0])
+    for _ in range(2):
+        await begun(runner)
     stats = worker.stats()
     assert stats is not None
     assert (stats.running, stats.waiting, stats.slots) == (2, 1, 2)
-    # Three of the prompt each and two of the answer, and one more if the thread is at the next step already.
-    assert 2 * (3 + 2) <= stats.kv_tokens <= 2 * (3 + 3)
+    assert stats.kv_tokens == (3 + 3) + (3 + 2)  # of the prompt, and a token for each step that has begun
     assert stats.kv_capacity == 2 * 4096
     assert stats.memory == {"weights": 1000, "kv_cache": 200, "prefix_cache": 30}
     runner.steps.release(100)
