@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
 from quart import request
 
+from emlxd.api.beside import LARGE_TEXT, beside
 from emlxd.api.json_values import json_type
 from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, UnsupportedMediaType
 
@@ -16,15 +18,24 @@ BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold 
 # curl's type unless it is told another, as in Ollama's examples. A browser that sends a form sends an Origin.
 CURL_DEFAULT = "application/x-www-form-urlencoded"
 
+T = TypeVar("T")
 
-async def read_object(max_bytes: int) -> dict[str, Any]:
-    """Raises RequestError (400), RequestTimedOut, PayloadTooLarge and UnsupportedMediaType."""
+
+async def read_checked(check: Callable[[dict[str, Any]], T], max_bytes: int) -> T:
+    """What ``check`` makes of the body. A large one is parsed and checked beside the event loop.
+
+    Raises RequestError (400), RequestTimedOut, PayloadTooLarge and UnsupportedMediaType.
+    """
     _check_headers()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             data = await _read(max_bytes)
     except TimeoutError:
         raise RequestTimedOut(f"The request body did not arrive within {BODY_TIMEOUT:.0f} seconds.") from None
+    return await beside(lambda: check(_parse(data)), large=len(data) > LARGE_TEXT)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
     if not data:
         raise RequestError("The request body is empty; expected a JSON object.")
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
+from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
@@ -14,6 +17,7 @@ from emlxd.api.respond import respond
 from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes
 from emlxd.api.surface import Services
+from emlxd.text.dialect import Wishes
 
 
 def routes(services: Services) -> Blueprint:
@@ -22,8 +26,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/chat/completions")
     async def create_chat_completion() -> Response:
-        body = validate(ChatBody, await read_object(server.max_body_bytes))
-        asked = wishes(body, body, body)
+        body, asked = await read_checked(chat_body, server.max_body_bytes)
         worker = await lease(services, body.model)
         prompt = await shaped(worker, await chat_prompt(worker, body), asked)
         runs = submit(services, worker, [prompt], body)
@@ -36,3 +39,9 @@ def routes(services: Services) -> Blueprint:
         return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
+
+
+def chat_body(data: Mapping[str, Any]) -> tuple[ChatBody, Wishes]:
+    """Raises RequestError."""
+    body = validate(ChatBody, data)
+    return body, wishes(body, body, body)

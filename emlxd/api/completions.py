@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
+from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import validate
 from emlxd.api.generate import lease, submit
@@ -22,8 +25,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/completions")
     async def create_completion() -> Response:
-        body = validate(CompletionBody, await read_object(server.max_body_bytes))
-        asked = Wishes(grammar=body.text_grammar, plain=True)
+        body, asked = await read_checked(completion_body, server.max_body_bytes)
         worker = await lease(services, body.model)
         prompts = [await text_prompt(worker, prompt, scored=body.scores_prompt) for prompt in body.prompts]
         if asked.grammar:
@@ -42,6 +44,12 @@ def routes(services: Services) -> Blueprint:
         return await respond(renderer, runs, stream=bool(body.stream), heartbeat=server.heartbeat)
 
     return blueprint
+
+
+def completion_body(data: Mapping[str, Any]) -> tuple[CompletionBody, Wishes]:
+    """Raises RequestError."""
+    body = validate(CompletionBody, data)
+    return body, Wishes(grammar=body.text_grammar, plain=True)
 
 
 def _echo_text(worker: Worker, prompt: str | list[int]) -> str:

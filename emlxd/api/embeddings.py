@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
-from emlxd.api.fields import validate
+from emlxd.api.beside import LARGE_ARRAY, beside, dump_in_parts
+from emlxd.api.fields import read_body
 from emlxd.api.generate import count_prompts, lease
-from emlxd.api.json_values import json_response
+from emlxd.api.json_values import Json, json_bytes
 from emlxd.api.prompts import Prompt, text_prompt
 from emlxd.api.schema import EmbeddingsBody
 from emlxd.api.surface import Embedder, Services, Worker
@@ -27,27 +28,15 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/embeddings")
     async def create_embeddings() -> Response:
-        body = validate(EmbeddingsBody, await read_object(services.settings.server.max_body_bytes))
+        body = await read_body(EmbeddingsBody, services.settings.server.max_body_bytes)
         worker = await lease(services, body.model)
         lengths, vectors = await embed(
             services, worker, body.input, kind=body.prompt_name, truncate=bool(body.truncate)
         )
-        shown = base64_vector if body.encoding_format == "base64" else list
-        return json_response(
-            {
-                "object": "list",
-                "model": worker.name,
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": shown(shortened(vector, body.dimensions)),
-                    }
-                    for index, vector in enumerate(vectors)
-                ],
-                "usage": {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)},
-            }
-        )
+        usage = {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)}
+        head = {"object": "list", "model": worker.name, "usage": usage}
+        show = partial(embedding_objects, vectors, body)
+        return await vectors_response(lambda: head | {"data": show()}, vectors)
 
     return blueprint
 
@@ -71,6 +60,20 @@ async def embed(
     lengths = [len(prompt.tokens) for prompt in prompts]
     count_prompts(services, lengths)
     return lengths, vectors
+
+
+async def vectors_response(show: Callable[[], Json], vectors: Sequence[Vector]) -> Response:
+    """What ``show`` makes of ``vectors``."""
+    large = sum(map(len, vectors)) > LARGE_ARRAY
+    return json_bytes(await beside(lambda: dump_in_parts(show()), large=large))
+
+
+def embedding_objects(vectors: Sequence[Vector], body: EmbeddingsBody) -> list[Json]:
+    shown = base64_vector if body.encoding_format == "base64" else list
+    return [
+        {"object": "embedding", "index": index, "embedding": shown(shortened(vector, body.dimensions))}
+        for index, vector in enumerate(vectors)
+    ]
 
 
 async def read_texts(

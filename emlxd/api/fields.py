@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
+from emlxd.api.body import read_checked
 from emlxd.api.mistakes import request_error, shown
 from emlxd.core import Chunking
 from emlxd.errors import RequestError
@@ -21,6 +32,9 @@ from emlxd.errors import RequestError
 # Known field -> the values, besides null, with which it asks for nothing.
 Refusals = Mapping[str, tuple[Any, ...]]
 
+T = TypeVar("T")
+
+MOST_MISTAKES = 1000  # that are looked at to tell the first
 INT64 = 2**63
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -31,6 +45,18 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
     refused: ClassVar[Refusals] = {}
+
+
+@dataclass(frozen=True)
+class _FailFast:
+    """Pydantic's own cannot be hashed, which ``| None`` asks for."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return cast(CoreSchema, {**handler(source), "fail_fast": True})
+
+
+Items = Annotated[list[T], _FailFast()]
+"""A list whose first mistake ends its check: a body has room for millions."""
 
 
 def kind_tag(value: Any) -> str:
@@ -191,12 +217,19 @@ class GenerationBody(SamplingBody):
 B = TypeVar("B", bound=Body)
 
 
+async def read_body(kind: type[B], max_bytes: int) -> B:
+    """The request's body as a ``kind``. Raises what ``body.read_checked`` and ``validate`` raise."""
+    return await read_checked(partial(validate, kind), max_bytes)
+
+
 def validate(kind: type[B], data: Mapping[str, Any]) -> B:
     """``data`` as a ``kind``. Raises RequestError that names the first field at fault."""
     _refuse(data, kind.refused)
     try:
         return kind.model_validate(data)
     except ValidationError as error:
+        if (count := error.error_count()) > MOST_MISTAKES:
+            raise RequestError(f"The request body has {count} mistakes.", code="invalid_value") from None
         raise request_error(error.errors(include_url=False)[0]) from None
 
 

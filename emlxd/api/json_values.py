@@ -12,7 +12,11 @@ Json = dict[str, Any]
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, content_type="application/json")
+    return json_bytes(orjson.dumps(value), status)
+
+
+def json_bytes(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, content_type="application/json")
 
 
 def json_type(value: Any) -> str:

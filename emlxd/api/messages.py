@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
+from emlxd.api.beside import LARGE_COUNT, beside
+from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
-from emlxd.api.fields import validate
+from emlxd.api.fields import read_body, validate
 from emlxd.api.generate import lease, submit
 from emlxd.api.json_values import json_response
 from emlxd.api.messages_render import MessageRenderer
@@ -14,6 +18,7 @@ from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
 from emlxd.api.prompts import Prompt, shaped
 from emlxd.api.respond import respond
 from emlxd.api.surface import Services, Worker
+from emlxd.text.dialect import Wishes
 
 
 def routes(services: Services) -> Blueprint:
@@ -22,8 +27,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/messages")
     async def create_message() -> Response:
-        body = validate(MessagesBody, await read_object(server.max_body_bytes))
-        asked = body.wishes
+        body, asked = await read_checked(messages_body, server.max_body_bytes)
         worker = await lease(services, body.model)
         prompt = await shaped(worker, await messages_prompt(worker, body), asked)
         runs = submit(services, worker, [prompt], body)
@@ -32,16 +36,23 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/messages/count_tokens")
     async def count_tokens() -> Response:
-        body = validate(MessagesPrompt, await read_object(server.max_body_bytes))
+        body = await read_body(MessagesPrompt, server.max_body_bytes)
         worker = await lease(services, body.model)
         return json_response({"input_tokens": len((await messages_prompt(worker, body)).tokens)})
 
     return blueprint
 
 
+def messages_body(data: Mapping[str, Any]) -> tuple[MessagesBody, Wishes]:
+    """Raises RequestError."""
+    body = validate(MessagesBody, data)
+    return body, body.wishes
+
+
 async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
+    messages = await beside(body.for_template, large=len(body.messages) > LARGE_COUNT)
     tokens = await worker.encode_chat(
-        body.for_template(),
+        messages,
         add_generation_prompt=not body.continues,
         continue_final_message=body.continues,
         tools=body.template_tools,

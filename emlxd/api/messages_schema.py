@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
 from emlxd.api.fields import (
     Body,
+    Items,
     Refusals,
     SamplingBody,
     Share,
@@ -44,7 +45,7 @@ def _block(text: str) -> Json:
 
 
 TextBlocks = Annotated[
-    list[Annotated[TextBlock, known_kind("text")]],
+    Items[Annotated[TextBlock, known_kind("text")]],
     one_or_several(_block, str | list[TextBlock]),
 ]
 
@@ -87,7 +88,7 @@ BLOCKS_OF = {
 class Turn(Body):
     role: Literal["user", "assistant"]
     content: Annotated[
-        list[Block],
+        Items[Block],
         Field(min_length=1),
         one_or_several(_block, str | list[Block]),
     ]
@@ -138,9 +139,9 @@ class MessagesPrompt(Body):
     }
 
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[Items[Turn], Field(min_length=1)]
     system: TextBlocks | None = None
-    tools: list[ToolParam] | None = None
+    tools: Items[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 

@@ -5,16 +5,17 @@ Models are those of config.yaml, with weights and contexts as they are there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from quart import Blueprint, Response
 
 from emlxd.api import embeddings, ollama_schema
-from emlxd.api.body import read_object
-from emlxd.api.embeddings import shortened
+from emlxd.api.body import read_checked
+from emlxd.api.embeddings import shortened, vectors_response
 from emlxd.api.exchange import current_exchange
-from emlxd.api.fields import validate
+from emlxd.api.fields import read_body, validate
 from emlxd.api.generate import Events, Run, lease, submit
 from emlxd.api.json_values import Json, json_response
 from emlxd.api.ollama_models import known_name
@@ -28,6 +29,8 @@ from emlxd.api.surface import Services, Worker
 from emlxd.text.dialect import Wishes
 from emlxd.version import package_version
 
+Asked = tuple[ChatBody, Wishes]
+
 
 def routes(services: Services) -> Blueprint:
     blueprint = Blueprint("ollama", __name__)
@@ -35,50 +38,48 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/api/chat")
     async def chat() -> Response:
-        asked = validate(ollama_schema.OllamaChatBody, await read_object(limit))
-        if not asked.messages:
+        asked, found = await read_checked(chat_body, limit)
+        if found is None:
             return await _load(services, asked.model, {"message": {"role": "assistant", "content": ""}})
-        body = validate(ChatBody, asked.as_openai())
+        body, wish = found
         worker, loading = await _leased(services, asked.model)
-        prompt = await shaped(worker, await chat_prompt(worker, body), wishes(body, body, body))
+        prompt = await shaped(worker, await chat_prompt(worker, body), wish)
         renderer = ChatRenderer(current_exchange(), asked.model, loading)
         return await _answer(renderer, submit(services, worker, [prompt], body), stream=asked.streams)
 
     @blueprint.post("/api/generate")
     async def generate() -> Response:
-        asked = validate(ollama_schema.OllamaGenerateBody, await read_object(limit))
-        if not asked.prompt:
+        asked, found = await read_checked(generate_body, limit)
+        if found is None or not asked.prompt:
             return await _load(services, asked.model, {"response": ""})
-        body = validate(ChatBody, asked.as_openai())
+        body, wish = found
         worker, loading = await _leased(services, asked.model)
-        if asked.raw:
-            wish = Wishes(grammar=body.text_grammar, plain=True)
-            prompt = await shaped(worker, await text_prompt(worker, asked.prompt), wish)
-        else:
-            prompt = await shaped(worker, await chat_prompt(worker, body), wishes(body, body, body))
+        raw = await text_prompt(worker, asked.prompt) if asked.raw else None
+        prompt = await shaped(worker, raw or await chat_prompt(worker, body), wish)
         renderer = GenerateRenderer(current_exchange(), asked.model, loading)
         return await _answer(renderer, submit(services, worker, [prompt], body), stream=asked.streams)
 
     @blueprint.post("/api/embed")
     async def embed() -> Response:
-        body = validate(ollama_schema.OllamaEmbedBody, await read_object(limit))
+        body = await read_body(ollama_schema.OllamaEmbedBody, limit)
         worker, loading = await _leased(services, body.model)
         truncate = body.truncate is not False
         lengths, vectors = await embeddings.embed(services, worker, body.input, truncate=truncate)
-        return json_response(
-            {
-                "model": body.model,
-                "embeddings": [list(shortened(vector, body.dimensions)) for vector in vectors],
-                "total_duration": nanoseconds(current_exchange().seconds),
-                "load_duration": nanoseconds(loading),
-                "prompt_eval_count": sum(lengths),
-            }
+        head = {
+            "model": body.model,
+            "total_duration": nanoseconds(current_exchange().seconds),
+            "load_duration": nanoseconds(loading),
+            "prompt_eval_count": sum(lengths),
+        }
+        return await vectors_response(
+            lambda: head | {"embeddings": [list(shortened(vector, body.dimensions)) for vector in vectors]},
+            vectors,
         )
 
     @blueprint.post("/api/embeddings")
     async def embed_one() -> Response:
         """The older form, for one text."""
-        body = validate(ollama_schema.OllamaEmbeddingsBody, await read_object(limit))
+        body = await read_body(ollama_schema.OllamaEmbeddingsBody, limit)
         worker, _ = await _leased(services, body.model)
         _, (vector,) = await embeddings.embed(services, worker, [body.prompt], truncate=True)
         return json_response({"embedding": list(vector)})
@@ -88,6 +89,23 @@ def routes(services: Services) -> Blueprint:
         return json_response({"version": package_version()})
 
     return blueprint
+
+
+def chat_body(data: Mapping[str, Any]) -> tuple[ollama_schema.OllamaChatBody, Asked | None]:
+    """What the client sent, and what that asks for if it asks for an answer. Raises RequestError."""
+    asked = validate(ollama_schema.OllamaChatBody, data)
+    return asked, _asked(asked) if asked.messages else None
+
+
+def generate_body(data: Mapping[str, Any]) -> tuple[ollama_schema.OllamaGenerateBody, Asked | None]:
+    """The same. Raises RequestError."""
+    asked = validate(ollama_schema.OllamaGenerateBody, data)
+    return asked, _asked(asked, raw=bool(asked.raw)) if asked.prompt else None
+
+
+def _asked(asked: ollama_schema.OllamaGeneratingBody, *, raw: bool = False) -> Asked:
+    body = validate(ChatBody, asked.as_openai())
+    return body, Wishes(grammar=body.text_grammar, plain=True) if raw else wishes(body, body, body)
 
 
 async def _leased(services: Services, name: str) -> tuple[Worker, float]:

@@ -12,8 +12,7 @@ from typing import Final
 from quart import Blueprint, Response
 
 from emlxd.api import ollama_schema
-from emlxd.api.body import read_object
-from emlxd.api.fields import validate
+from emlxd.api.fields import read_body
 from emlxd.api.json_values import Json, json_response
 from emlxd.api.models import names_of
 from emlxd.api.ollama_render import timestamp
@@ -51,7 +50,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/api/show")
     async def show() -> Response:
-        body = validate(ollama_schema.OllamaBody, await read_object(services.settings.server.max_body_bytes))
+        body = await read_body(ollama_schema.OllamaBody, services.settings.server.max_body_bytes)
         name = known_name(registry, body.model)
         entry = dict(_named(registry))[name]
         return json_response(show_object(name, entry, (await registry.cards()).get(entry.name)))

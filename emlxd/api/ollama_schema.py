@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from emlxd.api.conversation import tool_call
 from emlxd.api.fields import (
     Body,
+    Items,
     Penalty,
     Refusals,
     RepetitionPenalty,
@@ -147,7 +148,7 @@ class OllamaMessage(Part):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Items[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -155,8 +156,8 @@ class OllamaMessage(Part):
 class OllamaChatBody(OllamaGeneratingBody):
     refused: ClassVar[Refusals] = {"logprobs": (False,), "top_logprobs": (0,), "template": ("",)}
 
-    messages: list[OllamaMessage] | None = None
-    tools: list[ToolSpec] | None = None
+    messages: Items[OllamaMessage] | None = None
+    tools: Items[ToolSpec] | None = None
 
     def as_openai(self) -> Json:
         tools = [spec.for_template() for spec in self.tools or []]
@@ -213,7 +214,7 @@ class OllamaGenerateBody(OllamaGeneratingBody):
 
 
 class OllamaEmbedBody(OllamaBody):
-    input: Annotated[list[str], one_or_several(str, str | list[str])]
+    input: Annotated[Items[str], one_or_several(str, str | list[str])]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from emlxd.api.beside import LARGE_ARRAY, LARGE_COUNT, beside
 from emlxd.api.schema import ChatPrompt
 from emlxd.api.surface import Worker
 from emlxd.core import Shape
@@ -28,8 +29,12 @@ class Prompt:
 
 async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
     """The conversation as the model's chat template writes it, in tokens."""
+    messages = await beside(
+        lambda: [message.for_template() for message in body.messages],
+        large=len(body.messages) > LARGE_COUNT,
+    )
     tokens = await worker.encode_chat(
-        [message.for_template() for message in body.messages],
+        messages,
         add_generation_prompt=body.begins,
         continue_final_message=body.continues,
         tools=body.template_tools,
@@ -49,7 +54,7 @@ async def text_prompt(
     """Raises RequestError for a token id that the model does not have."""
     if isinstance(prompt, str):
         return Prompt(await worker.encode(prompt), param, scored, continues=True)
-    check_tokens(worker, prompt, param)
+    await beside(lambda: check_tokens(worker, prompt, param), large=len(prompt) > LARGE_ARRAY)
     return Prompt(prompt, param, scored, continues=True)
 
 

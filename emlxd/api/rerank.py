@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
+from emlxd.api.beside import LARGE_ARRAY, beside
 from emlxd.api.embeddings import read_texts
 from emlxd.api.exchange import current_exchange
-from emlxd.api.fields import validate
+from emlxd.api.fields import read_body
 from emlxd.api.generate import count_prompts, lease
 from emlxd.api.json_values import json_response
 from emlxd.api.schema import RerankBody
@@ -27,7 +27,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/rerank")
     async def rerank() -> Response:
-        body = validate(RerankBody, await read_object(services.settings.server.max_body_bytes))
+        body = await read_body(RerankBody, services.settings.server.max_body_bytes)
         worker = await lease(services, body.model)
         truncate = body.truncate is not False
         if isinstance(worker, Reranker):
@@ -88,7 +88,11 @@ async def _compare_vectors(
     prompts = await read_texts(worker, [query], "query", start=known.get("query", ""), truncate=truncate)
     prompts += await read_texts(worker, texts, "documents", start=start, truncate=truncate)
     asked, *vectors = await worker.embed([prompt.tokens for prompt in prompts])
-    return [_cosine(asked, vector) for vector in vectors], [len(prompt.tokens) for prompt in prompts]
+    scores = await beside(
+        lambda: [_cosine(asked, vector) for vector in vectors],
+        large=len(asked) * len(vectors) > LARGE_ARRAY,
+    )
+    return scores, [len(prompt.tokens) for prompt in prompts]
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
+from emlxd.api.beside import LARGE_COUNT, beside
+from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import Body, validate
 from emlxd.api.generate import lease, sampling_params, submit
@@ -19,6 +20,7 @@ from emlxd.api.responses_render import Keep, ResponseRenderer
 from emlxd.api.responses_schema import ITEMS, Item, ResponsesBody, template_messages
 from emlxd.api.surface import Services, Worker
 from emlxd.errors import RequestError, ResponseNotFound
+from emlxd.text.dialect import Wishes
 
 
 def routes(services: Services) -> Blueprint:
@@ -28,13 +30,13 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/v1/responses")
     async def create_response() -> Response:
-        body = validate(ResponsesBody, await read_object(server.max_body_bytes))
-        asked = body.wishes
+        body, asked = await read_checked(responses_body, server.max_body_bytes)
         worker = await lease(services, body.model)
         items = [*_earlier_items(store, body), *body.input]
-        tokens = await worker.encode_chat(
-            template_messages(body.instructions, items), tools=body.template_tools, **body.thinking_variables
+        messages = await beside(
+            lambda: template_messages(body.instructions, items), large=len(items) > LARGE_COUNT
         )
+        tokens = await worker.encode_chat(messages, tools=body.template_tools, **body.thinking_variables)
         prompt = await shaped(worker, Prompt(tokens, "input"), asked)
         runs = submit(services, worker, [prompt], body)
         renderer = ResponseRenderer(
@@ -55,6 +57,12 @@ def routes(services: Services) -> Blueprint:
         return json_response({"id": id, "object": "response", "deleted": True})
 
     return blueprint
+
+
+def responses_body(data: Mapping[str, Any]) -> tuple[ResponsesBody, Wishes]:
+    """Raises RequestError."""
+    body = validate(ResponsesBody, data)
+    return body, body.wishes
 
 
 def response_head(worker: Worker, body: ResponsesBody) -> Json:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, mo
 from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
-from emlxd.api.fields import Body, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
+from emlxd.api.fields import Body, Items, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
 from emlxd.api.json_values import Json
 from emlxd.api.shapes import HeldBody, Name, ThinkingBody, check_tool_choice, client_tool
 from emlxd.core import Grammar
@@ -46,7 +46,7 @@ Part = Annotated[
     Discriminator(kind_tag),
     known_kind("input_text", "output_text", "text", "refusal"),
 ]
-Parts = Annotated[list[Part], one_or_several(_part, str | list[Part])]
+Parts = Annotated[Items[Part], one_or_several(_part, str | list[Part])]
 
 
 class MessageItem(Body):
@@ -168,16 +168,16 @@ class ResponsesBody(SamplingBody, HeldBody):
         "truncation": ("disabled",),
     }
 
-    input: Annotated[list[Item], Field(min_length=1), one_or_several(_item, str | list[Item])]
+    input: Annotated[Items[Item], Field(min_length=1), one_or_several(_item, str | list[Item])]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
-    tools: list[ToolParam] | None = None
+    tools: Items[ToolParam] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | list[str] | None,
         BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.fields import Body, GenerationBody, Refusals, field_error
+from emlxd.api.fields import Body, GenerationBody, Items, Refusals, field_error
 from emlxd.api.json_values import json_type
 from emlxd.api.mistakes import shown
 from emlxd.api.shapes import FormatBody, ThinkingBody, ToolsBody
@@ -73,7 +73,7 @@ class Message(Body):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
 
@@ -108,7 +108,7 @@ class Message(Body):
 class ChatPrompt(ToolsBody, ThinkingBody):
     """A conversation and how it becomes a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -181,6 +181,9 @@ def _is_token(value: Any) -> bool:
     return type(value) is int
 
 
+MOST_PROMPTS = 2048  # of one request, as OpenAI has it
+
+
 def _prompts(value: Any) -> Any:
     """One prompt or many, as text or token ids, to a list of prompts."""
     if isinstance(value, str):
@@ -206,7 +209,7 @@ Prompts = Annotated[
 class CompletionBody(GenerationBody, FormatBody):
     refused: ClassVar[Refusals] = {"suffix": ("",)}
 
-    prompt: Prompts
+    prompt: Annotated[Prompts, Field(max_length=MOST_PROMPTS)]
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -253,7 +256,7 @@ class TokenizeChatBody(ChatPrompt):
 
 class DetokenizeBody(Body):
     model: str
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class DocumentBody(Body):
@@ -275,7 +278,7 @@ Document = Annotated[DocumentBody, BeforeValidator(_document, json_schema_input_
 class RerankBody(Body):
     model: str
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[Document], Field(min_length=1, max_length=2048)]
+    documents: Annotated[Items[Document], Field(min_length=1, max_length=MOST_PROMPTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
@@ -287,15 +290,8 @@ class RerankBody(Body):
 
 class EmbeddingsBody(Body):
     model: str
-    input: Prompts
+    input: Annotated[Prompts, Field(max_length=MOST_PROMPTS)]
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     prompt_name: str | None = None
     truncate: bool | None = None
-
-    @field_validator("input")
-    @classmethod
-    def _not_too_many(cls, value: list[Any]) -> list[Any]:
-        if len(value) > 2048:
-            raise PydanticCustomError("too_many", "expected at most 2048 inputs, got {n}", {"n": len(value)})
-        return value

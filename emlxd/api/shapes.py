@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.fields import Body, field_error
+from emlxd.api.fields import Body, Items, field_error
 from emlxd.core import Grammar, Tool
 from emlxd.errors import RequestError
 from emlxd.text.dialect import Wishes
@@ -69,7 +69,7 @@ class HeldBody(Body):
     """Ways of emlxd's own to hold an answer's text to a form; at most one, and none beside the API's own."""
 
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
 
     @model_validator(mode="after")
@@ -135,7 +135,7 @@ def check_tool_choice(names: Sequence[str], choice: str | list[str] | None) -> N
 class ToolsBody(Body):
     """Tools and how they may be called."""
 
-    tools: Annotated[list[ToolSpec], Field(max_length=512)] | None = None
+    tools: Annotated[Items[ToolSpec], Field(max_length=512)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | list[str] | None,
         BeforeValidator(_tool_choice, json_schema_input_type=str | dict[str, Any] | None),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import orjson
 from quart import Blueprint, Response
 
-from emlxd.api.body import read_object
-from emlxd.api.fields import validate
+from emlxd.api.beside import LARGE_ARRAY, beside
+from emlxd.api.body import read_checked
+from emlxd.api.fields import read_body, validate
 from emlxd.api.generate import lease
-from emlxd.api.json_values import json_response
+from emlxd.api.json_values import json_bytes
 from emlxd.api.logprobs import token_name
 from emlxd.api.prompts import chat_prompt, check_tokens
 from emlxd.api.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
-from emlxd.api.surface import Services
+from emlxd.api.surface import Services, Worker
 from emlxd.errors import RequestError
 
 
@@ -23,30 +27,23 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.post("/tokenize")
     async def tokenize() -> Response:
-        body = tokenize_body(await read_object(max_bytes))
+        body = await read_checked(tokenize_body, max_bytes)
         worker = await lease(services, body.model)
         if isinstance(body, TokenizeChatBody):
             tokens = list((await chat_prompt(worker, body)).tokens)
         else:
             special = body.add_special_tokens is not False
             tokens = await worker.encode(body.prompt, add_special_tokens=special)
-        names = [token_name(worker.tokenizer, token) for token in tokens] if body.return_token_strs else None
-        return json_response(
-            {
-                "count": len(tokens),
-                "max_model_len": worker.info.max_context,
-                "tokens": tokens,
-                "token_strs": names,
-            }
-        )
+        show = partial(_tokens, worker, tokens, named=bool(body.return_token_strs))
+        return json_bytes(await beside(show, large=len(tokens) > LARGE_ARRAY))
 
     @blueprint.post("/detokenize")
     async def detokenize() -> Response:
         """Special tokens are written out, so that this undoes /tokenize."""
-        body = validate(DetokenizeBody, await read_object(max_bytes))
+        body = await read_body(DetokenizeBody, max_bytes)
         worker = await lease(services, body.model)
-        check_tokens(worker, body.tokens, "tokens")
-        return json_response({"prompt": worker.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        show = partial(_text, worker, body.tokens)
+        return json_bytes(await beside(show, large=len(body.tokens) > LARGE_ARRAY))
 
     return blueprint
 
@@ -58,3 +55,20 @@ def tokenize_body(data: dict[str, Any]) -> TokenizeTextBody | TokenizeChatBody:
     if data.get("prompt") is not None:
         raise RequestError("Expected 'prompt' or 'messages', not both.", param="prompt", code="invalid_value")
     return validate(TokenizeChatBody, data)
+
+
+def _tokens(worker: Worker, tokens: Sequence[int], *, named: bool) -> bytes:
+    return orjson.dumps(
+        {
+            "count": len(tokens),
+            "max_model_len": worker.info.max_context,
+            "tokens": tokens,
+            "token_strs": [token_name(worker.tokenizer, token) for token in tokens] if named else None,
+        }
+    )
+
+
+def _text(worker: Worker, tokens: Sequence[int]) -> bytes:
+    """Raises RequestError for a token id that the model does not have."""
+    check_tokens(worker, tokens, "tokens")
+    return orjson.dumps({"prompt": worker.tokenizer.decode(tokens, skip_special_tokens=False)})
