@@ -68,12 +68,14 @@ class Grammar:
 class Tool:
     """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object.
 
-    Where the schema cannot be enforced, a ``strict`` tool is refused, and another gets any object.
+    Where the schema cannot be enforced, a ``strict`` tool is refused, and another gets any object. ``param``
+    is the client's name of the schema, for errors.
     """
 
     name: str
     parameters: dict[str, Any]
     strict: bool = False
+    param: str = field(default="tools", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

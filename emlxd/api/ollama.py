@@ -6,6 +6,7 @@ Models are those of config.yaml, with weights and contexts as they are there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -105,7 +106,8 @@ def generate_body(data: Mapping[str, Any]) -> tuple[ollama_schema.OllamaGenerate
 
 def _asked(asked: ollama_schema.OllamaGeneratingBody, *, raw: bool = False) -> Asked:
     body = validate(ChatBody, asked.as_openai())
-    return body, Wishes(grammar=body.text_grammar, plain=True) if raw else wishes(body, body, body)
+    wish = Wishes(plain=True) if raw else wishes(body, body, body)
+    return body.model_copy(update={"stop": asked.stop}), replace(wish, grammar=asked.text_grammar)
 
 
 async def _leased(services: Services, name: str) -> tuple[Worker, float]:

@@ -25,6 +25,8 @@ from emlxd.api.fields import (
 )
 from emlxd.api.json_values import Json
 from emlxd.api.shapes import ToolSpec
+from emlxd.core import Grammar
+from emlxd.text.grammar import json_object_grammar, json_schema_grammar
 
 NUMBERS = {
     "temperature": "temperature",
@@ -82,7 +84,7 @@ class OllamaOptions(Part):
         found = {theirs: getattr(self, ours) for ours, theirs in NUMBERS.items()}
         if self.num_predict is not None and self.num_predict >= 0:  # -1 and -2 are "as many as fit"
             found["max_tokens"] = self.num_predict
-        return {name: value for name, value in found.items() if value is not None} | {"stop": self.stop}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class OllamaBody(Body):
@@ -119,17 +121,25 @@ class OllamaGeneratingBody(OllamaBody):
     def streams(self) -> bool:
         return self.stream is not False
 
+    @property
+    def stop(self) -> list[str]:
+        """Any number of them, of which OpenAI's API allows four."""
+        return self.options.stop if self.options else []
+
+    @property
+    def text_grammar(self) -> Grammar | None:
+        """Raises RequestError for a schema that cannot be enforced."""
+        if self.format == "json":
+            return json_object_grammar("format")
+        return json_schema_grammar(self.format, "format") if isinstance(self.format, dict) else None
+
     def as_openai(self) -> Json:
+        """Without what has its own names in errors, or another range: ``stop`` and ``text_grammar``."""
         found = (self.options or OllamaOptions()).as_openai() | {"model": self.model}
         if isinstance(self.think, bool):
             found["enable_thinking"] = self.think
         elif self.think is not None:
             found["reasoning_effort"] = self.think
-        if self.format == "json":
-            found["response_format"] = {"type": "json_object"}
-        elif isinstance(self.format, dict):
-            schema = {"name": "format", "schema": self.format}
-            found["response_format"] = {"type": "json_schema", "json_schema": schema}
         return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from emlxd.api.beside import LARGE_ARRAY, LARGE_COUNT, beside
@@ -41,6 +42,17 @@ async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
         **body.thinking_variables | (body.chat_template_kwargs or {}),
     )
     return Prompt(tokens, "messages", continues=bool(body.continues))
+
+
+@contextmanager
+def told_of(param: str) -> Iterator[None]:
+    """Errors of the messages become errors of ``param``, which they were made of."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "messages":
+            error.param = param
+        raise
 
 
 async def shaped(worker: Worker, prompt: Prompt, wishes: Wishes) -> Prompt:

@@ -13,7 +13,7 @@ from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import Body, validate
 from emlxd.api.generate import lease, sampling_params, submit
 from emlxd.api.json_values import Json, json_response
-from emlxd.api.prompts import Prompt, shaped
+from emlxd.api.prompts import Prompt, shaped, told_of
 from emlxd.api.respond import respond
 from emlxd.api.response_store import ResponseStore
 from emlxd.api.responses_render import Keep, ResponseRenderer
@@ -36,7 +36,8 @@ def routes(services: Services) -> Blueprint:
         messages = await beside(
             lambda: template_messages(body.instructions, items), large=len(items) > LARGE_COUNT
         )
-        tokens = await worker.encode_chat(messages, tools=body.template_tools, **body.thinking_variables)
+        with told_of("input"):
+            tokens = await worker.encode_chat(messages, tools=body.template_tools, **body.thinking_variables)
         prompt = await shaped(worker, Prompt(tokens, "input"), asked)
         runs = submit(services, worker, [prompt], body)
         renderer = ResponseRenderer(

@@ -136,7 +136,7 @@ class TextFormat(Body):
     def grammar(self) -> Grammar | None:
         """Raises RequestError for a schema that cannot be enforced."""
         if self.type == "json_object":
-            return json_object_grammar()
+            return json_object_grammar("text.format")
         if self.type == "json_schema":
             return json_schema_grammar({} if self.schema_ is None else self.schema_, "text.format.schema")
         return None

@@ -58,7 +58,7 @@ class ResponseFormat(Body):
     @property
     def grammar(self) -> Grammar | None:
         if self.type == "json_object":
-            return json_object_grammar()
+            return json_object_grammar("response_format")
         if self.type == "json_schema" and self.json_schema:
             schema = {} if self.json_schema.schema_ is None else self.json_schema.schema_
             return json_schema_grammar(schema, "response_format")
@@ -202,4 +202,4 @@ def client_tool(name: str, parameters: dict[str, Any] | None, *, strict: bool | 
         raise RequestError(
             f"Invalid schema in '{param}' at '/type': the arguments of a function are an object.", param=param
         )
-    return Tool(name, parameters or {}, strict=bool(strict))
+    return Tool(name, parameters or {}, strict=bool(strict), param=param)

@@ -117,7 +117,7 @@ class Dialect:
         """``tool`` with a schema that a grammar can be made of."""
         parameters = {"type": "object"} | tool.parameters
         try:
-            grammar = json_schema_grammar(parameters, f"tools.{tool.name}.parameters")
+            grammar = json_schema_grammar(parameters, tool.param)
             self._compiler.matcher(grammar)
         except RequestError as error:
             if tool.strict:

@@ -33,9 +33,9 @@ class InvalidGrammar(RequestError):
     code = "invalid_grammar"
 
 
-def json_object_grammar() -> Grammar:
+def json_object_grammar(param: str) -> Grammar:
     """Any JSON object."""
-    return Grammar("json_schema", '{"type": "object"}', "response_format")
+    return Grammar("json_schema", '{"type": "object"}', param)
 
 
 def json_schema_grammar(schema: Any, param: str) -> Grammar:

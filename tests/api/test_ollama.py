@@ -128,6 +128,11 @@ async def test_format_holds_the_answer_to_a_schema(client: ollama.AsyncClient, s
     assert server.worker.submitted[-1].shape.grammar is not None
 
 
+async def test_more_stop_strings_than_openai_has(client: ollama.AsyncClient) -> None:
+    answer = await client.chat(**ASK, options={"stop": ["a", "b", "c", "d", " four"]})
+    assert answer.message.content == "one two three"
+
+
 async def test_models(client: ollama.AsyncClient) -> None:
     listed = (await client.list()).models
     assert [model.model for model in listed] == ["org/fake-1b", "fake"]
@@ -232,6 +237,7 @@ async def test_embed() -> None:
         ({"options": {"temperature": "hot"}}, 400, "options.temperature"),
         ({"options": {"top_p": 2}}, 400, "top_p"),
         ({"format": "xml"}, 400, "format"),
+        ({"format": {"type": "array", "uniqueItems": True}}, 400, "Invalid schema in 'format' at"),
         ({"messages": [{"role": "user", "images": ["x"]}]}, 400, "images"),
         ({"messages": "hi"}, 400, "messages"),
     ],

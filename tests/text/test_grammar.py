@@ -58,7 +58,7 @@ def test_every_finished_answer_is_valid(schema: Schema, tokenizer: Tokenizer) ->
 
 
 def test_json_object() -> None:
-    assert all(isinstance(json.loads(text), dict) for text in texts(json_object_grammar(), 20))
+    assert all(isinstance(json.loads(text), dict) for text in texts(json_object_grammar("format"), 20))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_lark() -> None:
 
 
 def test_white_space_is_bounded() -> None:
-    matcher = _BPE_COMPILER.matcher(json_object_grammar())
+    matcher = _BPE_COMPILER.matcher(json_object_grammar("format"))
     newline, brace = ord("\n"), ord("{")
     matcher.accept(brace)
     for _ in range(8):
