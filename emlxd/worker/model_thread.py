@@ -9,12 +9,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from emlxd.core import ModelInfo
 from emlxd.errors import Unavailable
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
+
+LONG_TEXT: Final = 64 * 1024  # characters
 
 Message = TypeVar("Message")
 T = TypeVar("T")
@@ -39,7 +41,9 @@ class ModelThread(ABC, Generic[Message]):
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
         # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
+        # Long texts take seconds, and queue by themselves.
         self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{name}")
+        self._long_text = ThreadPoolExecutor(1, thread_name_prefix=f"long-text-{name}")
         self._heartbeat = time.monotonic()
         self._closing = False
 
@@ -74,7 +78,7 @@ class ModelThread(ABC, Generic[Message]):
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""
         return await self._in_text_thread(
-            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
 
     async def close(self) -> None:
@@ -85,13 +89,16 @@ class ModelThread(ABC, Generic[Message]):
             # Not a join on another thread: that one could not end either if this one is stuck.
             await _outcome(self._ended)
             self._thread.join()
-        self._text.shutdown(wait=False, cancel_futures=True)
+        for texts in (self._text, self._long_text):
+            texts.shutdown(wait=False, cancel_futures=True)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"The model '{self.name}' is not available.")
 
-    async def _in_text_thread(self, work: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._text, work)
+    async def _in_text_thread(self, work: Callable[[], T], length: int = 0) -> T:
+        """What ``work`` makes of a text of about ``length`` characters."""
+        texts = self._long_text if length > LONG_TEXT else self._text
+        return await self._loop.run_in_executor(texts, work)
 
     @abstractmethod
     def _open(self) -> None:

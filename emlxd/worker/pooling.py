@@ -292,7 +292,8 @@ class RerankWorker(PoolingWorker):
 
     async def encode_pair(self, first: str, second: str) -> TokenizedText:
         """Both texts as the model reads them together."""
-        return await self._in_text_thread(lambda: self.tokenizer.encode_pair(first, second))
+        length = len(first) + len(second)
+        return await self._in_text_thread(lambda: self.tokenizer.encode_pair(first, second), length)
 
     async def score(self, pairs: Sequence[TokenizedText]) -> list[float]:
         """How well each pair goes together, from 0 to 1. Raises QueueFull and Unavailable."""

@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 # Tokens at the end of a prompt that tell whether it opens the model's thinking.
 THINKING_TAIL: Final = 16
+MESSAGE_LENGTH: Final = 30  # characters that take as long as rendering a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             # The template writes the special tokens out itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await self._in_text_thread(encode)
+        return await self._in_text_thread(encode, sum(map(_length, messages)))
 
     async def shape(self, prompt: Rows[int], wishes: Wishes) -> Shape:
         """The shape of an answer to ``prompt``, ready to be submitted.
@@ -305,6 +306,13 @@ class Worker(ModelThread[_Submit | _Cancel]):
                 case Close():
                     return False
         return True
+
+
+def _length(message: Mapping[str, Any]) -> int:
+    """About how many characters a message adds to a prompt."""
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content]
+    return MESSAGE_LENGTH + sum(map(len, parts))
 
 
 def _spent(answers: Rows[Sequence]) -> Usage:

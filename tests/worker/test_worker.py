@@ -24,6 +24,7 @@ from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation
+from emlxd.worker.model_thread import LONG_TEXT
 from emlxd.worker.worker import Worker, WorkerOptions
 from tests.worker.fakes import FakeRunner, assert_freed_in_turn
 
@@ -319,6 +320,33 @@ async def test_a_template_may_have_variables_of_any_name(make_worker: MakeWorker
     variables: dict[str, Any] = {"self": "c", "source": "b", "cls": "c"}
     messages = [{"role": "user", "content": "a"}]
     assert await worker.encode_chat(messages, **variables) == [1, 0]
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+async def test_short_texts_pass_a_long_one(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, *, as_chat: bool
+) -> None:
+    worker = make_worker(template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    await worker.start()
+    passed, begun, encode = threading.Event(), threading.Event(), Tokenizer.encode
+
+    def slow(tokenizer: Tokenizer, text: str, **options: Any) -> list[int]:
+        if len(text) > LONG_TEXT:
+            begun.set()
+            assert passed.wait(timeout=20)
+        return encode(tokenizer, text, **options)
+
+    async def encoded(text: str) -> list[int]:
+        if as_chat:
+            return await worker.encode_chat([{"role": "user", "content": text}])
+        return await worker.encode(text)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    long = asyncio.create_task(encoded("a" * (LONG_TEXT + 1)))
+    assert await asyncio.to_thread(begun.wait, timeout=20)
+    assert await asyncio.wait_for(encoded("abc"), 10) == [0, 1, 2]
+    passed.set()
+    assert len(await long) == LONG_TEXT + 1
 
 
 async def test_a_model_without_a_template_says_so(make_worker: MakeWorker) -> None:
