@@ -1,11 +1,11 @@
-"""Who runs next: first come, first served, on integers alone.
+"""Who runs next: first come, first served, but n answers to a prompt hold up nobody. On integers alone.
 
 Running sequences fill slots 0..n-1 without a gap. When one in the middle ends, the last one moves down.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,10 +66,12 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Gives free slots to those who wait longest."""
+        """Gives free slots to requests that have the fewest, and among these to those who wait longest."""
         admitted = []
         while self.waiting and len(self.running) < self._slots:
-            sequence = self.waiting.popleft()
+            held = Counter(sequence.request.id for sequence in self.running)
+            sequence = min(self.waiting, key=lambda sequence: held[sequence.request.id])
+            self.waiting.remove(sequence)
             sequence.slot, sequence.order = len(self.running), self._admitted
             self._admitted += 1
             self.running.append(sequence)

@@ -117,6 +117,30 @@ def test_first_come_first_served() -> None:
     assert seen == sorted(seen)
 
 
+def test_many_answers_to_one_prompt_do_not_hold_up_others() -> None:
+    harness = Harness(lambda tokens: 5, slots=2)
+    many = harness.submit(request(1, [1, 2], max_tokens=5, n=64))
+    harness.step()
+    others = [harness.submit(request(number, [3, number], max_tokens=5)) for number in (2, 3)]
+    while not all(other.end for other in others):
+        harness.step()
+    assert many.ends <= 4
+    harness.run()
+    assert many.ends == 64
+
+
+def test_others_do_not_hold_up_many_answers_to_one_prompt() -> None:
+    harness = Harness(lambda tokens: 5, slots=2)
+    many = harness.submit(request(0, [1, 2], max_tokens=5, n=4))
+    number = 0
+    while many.ends < 4:
+        if harness.engine.waiting < 8:  # there are always others who wait
+            number += 1
+            harness.submit(request(number, [3, number], max_tokens=5))
+        harness.step()
+        assert number < 100
+
+
 def test_a_failed_step_fails_who_ran_and_serves_who_waits() -> None:
     harness = Harness(rule, slots=1)
     listener, waiting = (harness.submit(request(number, [1, 2, 3])) for number in range(2))
