@@ -256,6 +256,21 @@ class Events:
             self._open -= 1
         raise StopAsyncIteration
 
+    async def until(self, moment: float) -> list[tuple[int, Said]]:
+        """What has come when it is ``moment`` on the loop's clock, or all of it sooner.
+
+        Of several requests nothing, and at once.
+        """
+        if len(self._runs) > 1:
+            return []
+        (run,) = self._runs
+        if not run.ended and (left := moment - asyncio.get_running_loop().time()) > 0:
+            await run.generation.complete(left)
+        came = []
+        while run.generation.ready:
+            came.append((0, await run.__anext__()))
+        return came
+
     async def _next(self) -> tuple[int, Said | Exception | None]:
         """The next event and its prompt. None is the end of that prompt's events."""
         if len(self._runs) > 1:

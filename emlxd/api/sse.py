@@ -14,6 +14,9 @@ from emlxd.api.generate import Events
 from emlxd.api.render import Renderer, Said
 
 DONE = b"data: [DONE]\n\n"
+WRITE_EVERY = (
+    0.01  # seconds: a write costs several times as much as a word, and nobody reads 100 words a second
+)
 HEARTBEAT = b": keep-alive\n\n"  # a comment: every SSE reader skips it
 
 Frame = Callable[[Mapping[str, Any]], bytes]
@@ -62,22 +65,28 @@ async def _frames(
     """A failure after the headers can only be told in the stream: an error event, then the end."""
     try:
         yield b"".join(map(frame, renderer.start()))
-        async for beat in _with_heartbeat(events, heartbeat):
-            yield HEARTBEAT if beat is None else b"".join(map(frame, renderer.event(*beat)))
+        async for batch in _batches(events, heartbeat):
+            chunks = (chunk for event in batch for chunk in renderer.event(*event))
+            yield b"".join(map(frame, chunks)) if batch else HEARTBEAT
         yield b"".join(map(frame, renderer.end())) + last
     except Exception as exception:
         yield b"".join(map(frame, renderer.failure(translate(exception))))
 
 
-async def _with_heartbeat(events: Events, heartbeat: float) -> AsyncIterator[tuple[int, Said] | None]:
-    """What comes from ``events``, and None for each ``heartbeat`` seconds without anything."""
+async def _batches(events: Events, heartbeat: float) -> AsyncIterator[list[tuple[int, Said]]]:
+    """What comes from ``events``, every ``WRITE_EVERY`` seconds at most, and nothing after each ``heartbeat``
+    seconds without any.
+    """
+    clock = asyncio.get_running_loop().time
+    next_write = 0.0
     while True:
         try:
             async with asyncio.timeout(heartbeat or None):
-                event = await events.__anext__()
+                first = await events.__anext__()
         except TimeoutError:
-            yield None
+            yield []
         except StopAsyncIteration:
             return
         else:
-            yield event
+            yield [first, *await events.until(next_write)]
+            next_write = clock() + WRITE_EVERY

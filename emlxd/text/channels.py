@@ -16,19 +16,19 @@ class Channels:
     def __init__(self, shape: Shape) -> None:
         self.calls = FORMATS[shape.call_format].reader(shape.tools) if shape.call_format else None
         self._thinking = ThinkingReader(shape.thinking) if shape.thinking else None
+        self._readers = [reader for reader in (self._thinking, self.calls) if reader]
         self._end = 0
         self._before_content = 0
 
     @property
     def plain(self) -> bool:
         """Whether all text is content."""
-        return self.calls is None and self._thinking is None
+        return not self._readers
 
     @property
     def thinking(self) -> bool:
         """Whether what comes next is thinking, as far as is known."""
-        readers = [reader for reader in (self._thinking, self.calls) if reader]
-        return any(reader.thinking for reader in readers)
+        return not self.plain and any(reader.thinking for reader in self._readers)
 
     def push(self, text: str) -> list[Read]:
         """What became certain with ``text``; ends count from the start of the answer."""

@@ -57,9 +57,16 @@ class WordChunker:
 
 
 def _start_of_last_unit(text: str) -> int:
-    # "\r" waits for the "\n" that belongs to it.
-    if text[-1:].isspace() and text[-1] != "\r":
-        return len(text)
+    if text[-1:].isspace():
+        # "\r" waits for the "\n" that belongs to it.
+        return len(text) if text[-1] != "\r" else _start_of_last_match(text)
+    if text.isascii():
+        parts = text.rsplit(None, 1)
+        return len(parts[0]) if len(parts) > 1 else 0
+    return _start_of_last_match(text)
+
+
+def _start_of_last_match(text: str) -> int:
     start = 0
     for unit in _UNIT.finditer(text):
         if unit.end() > unit.start():

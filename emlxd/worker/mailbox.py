@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from math import inf
@@ -42,6 +43,8 @@ class Generation:
         self._weight = 0
         self._arrived = asyncio.Event()
         self._unfinished = request.n
+        self._ends_to_come = request.n
+        self._complete = asyncio.Event()
         self._closed = False
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -60,6 +63,17 @@ class Generation:
         elif isinstance(event, Failed):
             self._unfinished = 0
         return event
+
+    async def complete(self, seconds: float) -> None:
+        """Waits until the last event is there, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._complete.wait()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next event is there already, and no failure."""
+        return bool(self._events) and not isinstance(self._events[0], Failed)
 
     @property
     def unread(self) -> int:
@@ -89,6 +103,9 @@ class Generation:
             return
         self._events.extend(events)
         self._weight += sum(map(_weight, events))
+        self._ends_to_come -= sum(isinstance(event, Finished) for event in events)
+        if self._ends_to_come == 0 or isinstance(events[-1], Failed):
+            self._complete.set()
         if len(self._events) > JOIN_ABOVE + 2 * self.request.n:
             self._events = _joined(self._events)
             self._weight = sum(map(_weight, self._events))

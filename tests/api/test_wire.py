@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from emlxd.api import sse
 from emlxd.api.app import create_app
 from emlxd.config import Settings
 from emlxd.errors import ServerFault
@@ -47,6 +48,20 @@ async def test_framing(server: Server) -> None:
         events = payloads(b"".join(parts))
         assert len(events) == 1 + 6 + 1 + 1
         assert events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(("every", "writes"), [(0.0, 1 + 6 + 1 + 1), (3600.0, 1 + 1 + 1 + 1)])
+async def test_words_that_come_fast_share_a_write(
+    server: Server, monkeypatch: pytest.MonkeyPatch, every: float, writes: int
+) -> None:
+    monkeypatch.setattr(sse, "WRITE_EVERY", every)
+    server.worker.patient = True  # the loop runs between two words
+    async with connect(server.port) as wire:
+        await wire.post(CHAT, STREAM)
+        await wire.head()
+        parts = [part async for part in chunks_of(wire)]
+        assert len(parts) == writes
+        assert len(payloads(b"".join(parts))) == 1 + 6 + 1 + 1
 
 
 async def chunks_of(wire: Wire) -> Any:
@@ -162,8 +177,8 @@ async def test_leaving_a_stream(server: Server, rude: bool) -> None:
     async with connect(server.port) as wire:
         await wire.post(CHAT, STREAM)
         await wire.head()
-        for _ in range(1 + 3):
-            await wire.chunk()
+        while b"three" not in await wire.chunk():
+            pass
         wire.reset() if rude else wire.close()
         await abandoned(server)
     assert (await get(server, "/health")).status_code == 200

@@ -88,6 +88,15 @@ def test_short_words_are_never_cut(parts: list[str]) -> None:
     assert [word for chunk in chunks(parts) for word in chunk.split()] == words
 
 
+@given(st.lists(st.text(st.sampled_from("ab,.- \r\n\t\v\f\x1c\x1f\x85"), max_size=6)))
+def test_letters_of_ascii_are_cut_like_others(parts: list[str]) -> None:
+    others = str.maketrans("ab", "éß")
+    one, other = WordChunker(), WordChunker()
+    assert [len(one.push(part)) for part in parts] == [
+        len(other.push(part.translate(others))) for part in parts
+    ]
+
+
 @given(st.text(st.sampled_from("你好世界日本語"), min_size=1))
 def test_scripts_without_spaces_lag_by_one_character(text: str) -> None:
     chunker = WordChunker()
