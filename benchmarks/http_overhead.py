@@ -16,15 +16,11 @@ import argparse
 import asyncio
 import itertools
 import json
-import socket
 import statistics
 import string
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+import daemon
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from emlxd.bench.client import post_events
@@ -91,8 +87,6 @@ def alone(folder: Path, options: EngineOptions) -> Iterator[Round]:
 
 @contextmanager
 def served(folder: Path, options: EngineOptions) -> Iterator[Round]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     model = {
         "name": "bench",
         "source": {"path": str(folder)},
@@ -100,32 +94,11 @@ def served(folder: Path, options: EngineOptions) -> Iterator[Round]:
         "max_context": max_context(options),
         "prefix_cache": {"bytes": 0},
     }
-    with tempfile.TemporaryDirectory() as place:
-        config, log = Path(place) / "config.yaml", Path(place) / "log"
-        config.write_text(yaml.safe_dump({"server": {"port": port}, "models": [model]}))
-        command = [sys.executable, "-m", "emlxd", "serve", "--config", str(config)]
-        with log.open("wb") as output:
-            daemon = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            if not wait_ready(url, daemon):
-                sys.exit(f"the daemon did not start:\n{log.read_text()}")
-            for _ in range(WARMUP):
-                asyncio.run(one_round(url, options))
-            yield lambda: asyncio.run(one_round(url, options))
-        finally:
-            daemon.terminate()
-            daemon.wait()
-
-
-def wait_ready(url: str, daemon: subprocess.Popen[bytes]) -> bool:
-    while daemon.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/ready"):
-                return True
-        except urllib.error.URLError:
-            time.sleep(0.2)
-    return False
+    with daemon.running({"models": [model]}) as port:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(WARMUP):
+            asyncio.run(one_round(url, options))
+        yield lambda: asyncio.run(one_round(url, options))
 
 
 @dataclass(frozen=True)

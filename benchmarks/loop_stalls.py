@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import daemon
 import yaml
 
 CONFIG = Path("config/config.yaml")
@@ -137,20 +135,7 @@ def post(port: int, path: str, body: bytes) -> tuple[int, int]:
     return answer.status, size
 
 
-def ready(port: int) -> None:
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port)
-            connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-
-
 def measure(port: int, wanted: str) -> None:
-    ready(port)
     post(port, "/v1/embeddings", json.dumps(EMBEDDER | {"input": "a"}).encode())
     print(f"{'':36}{'status':>8}{'answer':>12}{'took':>10}{'slowest /health':>17}")
     for name, (path, make) in CALLS.items():
@@ -165,21 +150,8 @@ def measure(port: int, wanted: str) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        config = Path(folder) / "config.yaml"
-        config.write_text(yaml.safe_dump(yaml.safe_load(CONFIG.read_text()) | {"server": {"port": port}}))
-        log = (Path(folder) / "log").open("w")
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "emlxd", "serve", "--config", str(config)], stdout=log, stderr=log
-        )
-        try:
-            measure(port, sys.argv[1] if len(sys.argv) > 1 else "")
-        finally:
-            daemon.terminate()
-            daemon.wait()
+    with daemon.running(yaml.safe_load(CONFIG.read_text())) as port:
+        measure(port, sys.argv[1] if len(sys.argv) > 1 else "")
 
 
 main()

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import daemon
 import httpx
-import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from emlxd.config_file import load
@@ -65,24 +63,12 @@ def write_tiny_model(folder: Path) -> Path:
     return folder
 
 
-def write_config(folder: Path, port: int) -> Path:
-    tiny = {"path": str(write_tiny_model(folder / "tiny"))}
+def config_of(tiny_model: Path) -> dict[str, Any]:
+    tiny = {"path": str(tiny_model)}
     default = {"path": str(fetch(load(Path("config/config.yaml")).models[0].source))}
     entries = [{"name": f"tiny-{number:02}", "source": tiny, "slots": 1} for number in range(MODELS - 1)]
     entries.append({"name": "default", "source": default, "slots": STREAMS, "max_context": 1024})
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump({"server": {"port": port}, "models": entries}))
-    return config
-
-
-async def ready(http: httpx.AsyncClient) -> None:
-    while True:
-        try:
-            if (await http.get("/ready")).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        await asyncio.sleep(0.2)
+    return {"models": entries}
 
 
 async def complete(http: httpx.AsyncClient, model: str, tokens: int) -> None:
@@ -117,7 +103,6 @@ def spent(text: str) -> float:
 async def measure(port: int) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits) as http:
-        await ready(http)
         names = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
         for name in names:  # a series appears with its first value
             await complete(http, name, 4)
@@ -131,18 +116,10 @@ async def measure(port: int) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        command = [sys.executable, "-m", "emlxd", "serve", "--config", str(write_config(Path(folder), port))]
-        log = (Path(folder) / "log").open("w")
-        daemon = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(write_tiny_model(Path(folder) / "tiny"))
+        with daemon.running(config) as port:
             asyncio.run(measure(port))
-        finally:
-            daemon.terminate()
-            daemon.wait()
 
 
 main()
