@@ -14,9 +14,8 @@ from emlxd.api.generate import Events
 from emlxd.api.render import Renderer, Said
 
 DONE = b"data: [DONE]\n\n"
-WRITE_EVERY = (
-    0.01  # seconds: a write costs several times as much as a word, and nobody reads 100 words a second
-)
+# Seconds. A write costs several times as much as a word, and nobody reads a hundred words a second.
+WRITE_EVERY = 0.01
 HEARTBEAT = b": keep-alive\n\n"  # a comment: every SSE reader skips it
 
 Frame = Callable[[Mapping[str, Any]], bytes]

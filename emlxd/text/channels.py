@@ -28,7 +28,7 @@ class Channels:
     @property
     def thinking(self) -> bool:
         """Whether what comes next is thinking, as far as is known."""
-        return not self.plain and any(reader.thinking for reader in self._readers)
+        return any(reader.thinking for reader in self._readers)
 
     def push(self, text: str) -> list[Read]:
         """What became certain with ``text``; ends count from the start of the answer."""
