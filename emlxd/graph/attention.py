@@ -86,14 +86,16 @@ class Attention(Protocol):
         """
 
 
-def write(cache: mx.array, new: mx.array, place: Place, ring: int | None = None) -> None:
-    """Scatters ``new`` [B, H, L, head_dim] into ``cache`` [slots, H, positions, head_dim], in place."""
+Cells = tuple[mx.array, mx.array, mx.array]
+"""The indices of what a step writes of a cache [slots, H, positions, head_dim]: [B, H, L] together."""
+
+
+def cells(place: Place, heads: int, ring: int | None = None) -> Cells:
     rows = place.rows
     if isinstance(rows, slice):
         rows = mx.arange(rows.start, rows.stop, dtype=mx.int32)
-    heads = mx.arange(new.shape[1], dtype=mx.int32)
     at = place.positions if ring is None else _in_ring(place, ring)
-    cache[rows[:, None, None], heads[None, :, None], at[:, None, :]] = new
+    return rows[:, None, None], mx.arange(heads, dtype=mx.int32)[None, :, None], at[:, None, :]
 
 
 def _in_ring(place: Place, ring: int) -> mx.array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from emlxd.graph.attention import Scoring, read, write
+from emlxd.graph.attention import Scoring, read
 from emlxd.graph.layers import Linear, Norm
 from emlxd.graph.rope import Rope
 from emlxd.graph.spec import LatentSpec
@@ -55,8 +55,8 @@ class LatentAttention:
         q, q_rope = mx.split(q, [spec.plain_dim], axis=-1)
         latent, k_rope = mx.split(self.down(x), [spec.rank], axis=-1)
         q_rope, k_rope = step.rotate(self.rope, q_rope), step.rotate(self.rope, k_rope[:, :, None])
-        write(keys, self.down_norm(latent)[:, None], step.place)
-        write(values, k_rope.swapaxes(1, 2), step.place)
+        step.write(keys, self.down_norm(latent)[:, None])
+        step.write(values, k_rope.swapaxes(1, 2))
         latents, k_rope = read(keys, step.place), read(values, step.place)
         bias = (q_rope.swapaxes(1, 2) * self.scoring.scale) @ k_rope.swapaxes(-1, -2)
         q = q.swapaxes(1, 2)

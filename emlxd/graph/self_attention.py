@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from emlxd.graph.attention import Scoring, read, write
+from emlxd.graph.attention import Scoring, read
 from emlxd.graph.layers import HeadNorm, Linear, Norm, Parallel
 from emlxd.graph.rope import Rope
 from emlxd.graph.step_context import StepContext
@@ -59,8 +59,8 @@ class SelfAttention:
         q, k = mx.split(qk, [self.heads], axis=2)
         if step.query_scale is not None:
             q = q * step.query_scale.astype(q.dtype)
-        write(keys, k.swapaxes(1, 2), step.place, self.ring)
-        write(values, v.swapaxes(1, 2), step.place, self.ring)
+        step.write(keys, k.swapaxes(1, 2), self.ring)
+        step.write(values, v.swapaxes(1, 2), self.ring)
         k, v = read(keys, step.place, self.ring), read(values, step.place, self.ring)
         out = step.attend(q.swapaxes(1, 2), k, v, self.window, self.scoring)
         out = out.swapaxes(1, 2)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from emlxd.graph.attention import Attention, Place, Scoring
+from emlxd.graph.attention import Attention, Cells, Place, Scoring, cells
 from emlxd.graph.rope import Rope, Rotate
 from emlxd.graph.spec import ModelSpec
 
@@ -19,7 +19,7 @@ Advance = Callable[[mx.array], None]
 
 
 class StepContext:
-    """Place, masks and rotations of one forward; ``later`` as in ``Transformer.forward``."""
+    """Place, masks, rotations and cells of one forward; ``later`` as in ``Transformer.forward``."""
 
     def __init__(
         self, spec: ModelSpec, place: Place, attention: Attention, later: list[Advance] | None = None
@@ -29,6 +29,7 @@ class StepContext:
         self._attention = attention
         self._masks: dict[tuple[int | None, int], mx.array] = {}
         self._rotations: dict[int, Rotate] = {}
+        self._cells: dict[tuple[int, int | None], Cells] = {}
         self.query_scale = _query_scale(spec, place)
 
     def rotate(self, rope: Rope, x: mx.array) -> mx.array:
@@ -36,6 +37,13 @@ class StepContext:
         if id(rope) not in self._rotations:
             self._rotations[id(rope)] = rope.at(self.place.starts, self.place.length)
         return self._rotations[id(rope)](x)
+
+    def write(self, cache: mx.array, new: mx.array, ring: int | None = None) -> None:
+        """Scatters ``new`` [B, H, L, head_dim] into ``cache`` [slots, H, positions, head_dim], in place."""
+        key = new.shape[1], ring
+        if key not in self._cells:
+            self._cells[key] = cells(self.place, *key)
+        cache[self._cells[key]] = new
 
     def attend(
         self,
