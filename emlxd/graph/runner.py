@@ -20,6 +20,7 @@ from emlxd.graph.sampling import Logprobs, logprobs, sample
 from emlxd.graph.slots import SlotSampling
 from emlxd.graph.state_pool import StatePool, state_bytes
 from emlxd.graph.step import DecodeSteps, Sampled, StepRows
+from emlxd.graph.step_positions import StepPositions
 from emlxd.graph.transformer import Transformer
 
 SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
@@ -70,6 +71,7 @@ class MlxRunner:
         self._sampling = SlotSampling(self.slots, self.vocab_size, self._end_tokens)
         self._adapters = SlotAdapters(self.slots)
         self._tokens = mx.zeros((self.slots,), mx.int32)
+        self._positions = StepPositions()
         self._forwarded: tuple[mx.array, mx.array] | None = None
 
     @property
@@ -194,8 +196,9 @@ class MlxRunner:
         """
         mode = self._sampling.mode(slice(0, len(positions)))
         slots = self._sampling.arrays(mode)
-        sampled = self._steps.step(mode, self._rows(positions), self._tokens, slots, self._cache)
-        return self._sampled(sampled, len(positions))
+        sampled, after = self._steps.step(mode, self._rows(positions), self._tokens, slots, self._cache)
+        self._positions.advance(after)
+        return self._sampled(sampled, len(positions), after)
 
     def forward(self, positions: Sequence[int | None]) -> None:
         """The first half of ``decode``, for steps whose masks are still being computed."""
@@ -242,11 +245,11 @@ class MlxRunner:
         rows_read = cast("list[list[int]]", sampled.tolist())
         return [_agreed(draft, row) for draft, row in zip(drafts, rows_read, strict=False)]
 
-    def _sampled(self, sampled: Sampled, rows: int) -> Pending:
+    def _sampled(self, sampled: Sampled, rows: int, *state: mx.array) -> Pending:
         self._tokens = sampled.tokens
         self._sampling.replace_counts(sampled.counts)
         found = sampled.logprobs
-        self._dispatch(*([found.chosen, found.top_tokens, found.top] if found else []))
+        self._dispatch(*state, *([found.chosen, found.top_tokens, found.top] if found else []))
         return Pending(self._tokens, [self._sampling.params(slot).logprobs for slot in range(rows)], found)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -337,9 +340,8 @@ class MlxRunner:
         longest = max(position for position in positions if position is not None)
         self._cache.give_states(len(padded))
         return StepRows(
-            window=self._cache.window(longest + width),
-            positions=mx.array(at, dtype=mx.int32),
-            lengths=mx.array(lengths, dtype=mx.int32),
+            self._cache.window(longest + width),
+            *self._positions.arrays(at, lengths),
             adapters=self._adapters.rows(len(padded)),
         )
 

@@ -80,15 +80,15 @@ class DecodeSteps:
         tokens: mx.array,
         slots: Rows,
         cache: KVCache,
-    ) -> Sampled:
-        """Forward and sampling in one graph. tokens int32 [slots].
+    ) -> tuple[Sampled, mx.array]:
+        """Forward and sampling in one graph. tokens int32 [slots]. With the rows' next positions, int32 [b].
 
         The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
         each would be copied.
         """
         run = self._build(("step", mode, rows.shape), lambda: _joined(self._forward(rows), mode))
-        sampled, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
-        return Sampled.of(sampled)
+        sampled, after, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
+        return Sampled.of(sampled), after
 
     def forward(self, rows: StepRows, tokens: mx.array, cache: KVCache) -> mx.array:
         """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
@@ -145,9 +145,10 @@ def _joined(forward: Forward, mode: SamplingMode) -> Callable[..., Any]:
 
     def step(
         tokens: mx.array, rows: Rows, slots: Rows, kept: LayerArrays
-    ) -> tuple[dict[str, mx.array], LayerArrays]:
+    ) -> tuple[dict[str, mx.array], mx.array, LayerArrays]:
         logits, kept = forward(tokens, rows, kept)
-        return pick(logits, tokens, rows["positions"], slots), kept
+        sampled = pick(logits, tokens, rows["positions"], slots)
+        return sampled, rows["positions"] + rows["lengths"], kept
 
     return step
 
