@@ -21,11 +21,15 @@ LOGIT_COPIES: Final = 8  # rows of logits alive at once for each slot while it s
 
 @dataclass(frozen=True, slots=True)
 class ComputeForm:
-    """How a device holds and computes a model: bytes a value, and whether attention is one kernel."""
+    """How a device holds and computes a model: bytes a value, and whether attention is one kernel.
+
+    ``scale_copies`` is how often it keeps the scales of quantised weights.
+    """
 
     itemsize: int
     keeps_quantized: bool
     fused_attention: bool
+    scale_copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def _state_bytes(facts: ModelFacts, form: ComputeForm) -> int:
 
 def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
     if tensor.packed and form.keeps_quantized:
-        return tensor.packed + tensor.scales * form.itemsize
+        return tensor.packed + tensor.scales * form.itemsize * form.scale_copies
     return tensor.values * form.itemsize
 
 

@@ -12,14 +12,16 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
-from emlxd import memory
+from emlxd import footprint, memory
 from emlxd.config import ModelSettings, PrefixCacheSettings, Settings, Source
 from emlxd.core import SamplingParams
 from emlxd.errors import ModelFormatError
 from emlxd.footprint import predict
 from emlxd.graph import device_memory
 from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.device import Device
 from emlxd.graph.open import open_runner
 from emlxd.memory import Needs, budget_bytes, victims
 from emlxd.sources import locate
@@ -89,6 +91,17 @@ def test_the_bytes_of_a_folder_are_predicted(
     assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
     assert peak == pytest.approx(predicted.total, rel=0.1)
     assert left < active / 100
+
+
+def test_the_decode_kernel_s_copy_of_scales_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = tiny.make_llama()
+    config = tiny.quantize(model, config, bits=4)
+    folder = tiny.save(tmp_path, model, config)
+    arrays = dict(tree_flatten(model.parameters()))
+    scales = [array.size for name, array in arrays.items() if name.endswith((".scales", ".biases"))]
+    monkeypatch.setattr(footprint, "current_device", lambda: Device("cuda"))
+    plain, fused = (predict(entry(folder, compile=compile), folder).weights for compile in (False, True))
+    assert fused - plain == 2 * sum(scales) > 0  # bfloat16
 
 
 @pytest.mark.parametrize("prefix", [0, 4 * MiB])

@@ -64,9 +64,14 @@ class Device:
     def rope(self, spec: RopeSpec, max_context: int) -> Rope:
         return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
 
+    @property
+    def decodes_fused(self) -> bool:
+        """Whether some models decode in a kernel of their own, which has its own copy of their scales."""
+        return self.kind == "cuda"
+
     def fused_decoder(self, model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
         """A decode step in one kernel, where there is one for this device and ``model``."""
-        return FusedDecoder.of(model, slots=slots, max_context=max_context) if self.kind == "cuda" else None
+        return FusedDecoder.of(model, slots=slots, max_context=max_context) if self.decodes_fused else None
 
     @property
     def lanes(self) -> int:

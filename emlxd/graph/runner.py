@@ -54,6 +54,7 @@ class MlxRunner:
         self._end_tokens = end_tokens
         self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile, fused=fused)
+        self._fused_bytes = fused.nbytes if fused else 0
         self._allocate()
 
     def reset(self) -> None:
@@ -84,7 +85,7 @@ class MlxRunner:
 
     @property
     def weight_bytes(self) -> int:
-        return self._model.nbytes
+        return self._model.nbytes + self._fused_bytes
 
     def bytes_read(self, rows: int) -> int:
         """Of the weights, by a decode step of so many rows."""

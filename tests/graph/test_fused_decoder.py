@@ -13,10 +13,11 @@ from structlog.testing import capture_logs
 from emlxd.graph import random_model
 from emlxd.graph.attention import Place
 from emlxd.graph.checkpoint import open_checkpoint
-from emlxd.graph.cuda import fused_decoder
+from emlxd.graph.cuda import fused_decoder, table
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.cuda.shape import SHARED_BYTES, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import blocks_of
+from emlxd.graph.cuda.table import Phase, Table
 from emlxd.graph.device import Device
 from emlxd.graph.kv_cache import empty_layers
 from emlxd.graph.loader import load_transformer
@@ -40,12 +41,14 @@ QWEN = LLAMA | {
 }
 
 
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, **changed: Any) -> Transformer:
+def load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, group: int = 64, **changed: Any
+) -> Transformer:
     shape = "qwen3-0.6b" if changed.get("model_type") == "qwen3" else "llama-1b"
     config = dict(random_model.SHAPES[shape]) | LLAMA | changed
     monkeypatch.setattr(random_model, "SHAPES", {"tiny": config})
     mx.random.seed(0)
-    folder = random_model.write_model(tmp_path / "model", "tiny", bits)
+    folder = random_model.write_model(tmp_path / "model", "tiny", bits, group)
     model = load_transformer(open_checkpoint(folder), Device("cuda"), max_context=CONTEXT)
     for array in model.arrays():
         if array.ndim == 1:  # norms are ones, and would not show a wrong order
@@ -82,15 +85,38 @@ def test_leaves_other_models_to_the_usual_step(
 def test_the_table_has_the_words_that_the_kernel_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_decoder, "_addresses", lambda arrays: [7 * (a is not None) for a in arrays])
-    blocks = blocks_of(load(tmp_path, monkeypatch, None))
+    monkeypatch.setattr(table, "_addresses", lambda arrays: [7 * (a is not None) for a in arrays])
+    model = load(tmp_path, monkeypatch, None)
+    blocks = blocks_of(model)
     assert blocks is not None
-    places = {"X": 1, "QKV": 2, "ATTENDED": 3, "HIDDEN": 4}
-    words = fused_decoder._layer(blocks[0], places)
-    phase = 12  # Phase of decode.cuh: a matrix of 3 and its 4 sizes, bias, norm, kind, from, to
-    assert len(words) == 4 * phase + 2
-    assert words[:phase] == [7, 0, 0, 256, 32, 16, 8, 0, 7, 0, 1, 2]
-    assert words[2 * phase : 3 * phase] == [7, 0, 0, 256, 64, 8, 512, 0, 7, 2, 1, 4]
+    words = Table(model, blocks, {"X": 1, "QKV": 2, "ATTENDED": 3, "HIDDEN": 4}).words.tolist()
+    phase = 11  # Phase of decode.cuh: two places and four sizes of a matrix, bias, norm, kind, from, to
+    assert len(words) == 2 * (4 * phase + 2) + phase
+    assert words[:phase] == [7, 0, 256, 32, 16, 8, 0, 7, 0, 1, 2]
+    assert words[2 * phase : 3 * phase] == [7, 0, 256, 64, 8, 512, 0, 7, 2, 1, 4]
+    assert words[-phase:] == [7, 0, 256, 256, 16, 8, 0, 7, 3, 1, 0]
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_scales_lie_in_the_order_in_which_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    monkeypatch.setattr(table, "_addresses", lambda arrays: [7 * (a is not None) for a in arrays])
+    model = load(tmp_path, monkeypatch, 4, group)
+    blocks = blocks_of(model)
+    assert blocks is not None
+    for linear, kind, other in ((blocks[0].down, 1, 8), (blocks[0].gate_up, 2, 512)):
+        phase = Phase.of(linear, None, kind, 0, 0)
+        assert phase.scales is not None
+        assert memoryview(phase.scales.view(mx.uint16)).c_contiguous
+        # Of unit 3, the second row of the second tile, and the last columns of the second item.
+        row, last = 3 * phase.unit_rows + other + 1, 2 * 128 // group - 1
+        found = phase.scales[3, 1, 8 + 1, -1]
+        wanted = (linear.weight.scales[row, last], linear.weight.biases[row, last])
+        assert found.tolist() == [one.item() for one in wanted]
+    assert Table(model, blocks, dict.fromkeys(("X", "QKV", "ATTENDED", "HIDDEN"), 0)).nbytes > sum(
+        2 * linear.weight.scales.nbytes for block in blocks for linear in block.matrices()
+    )
 
 
 def shape(**changed: Any) -> DecoderShape:
@@ -131,7 +157,7 @@ def test_what_fits_leaves_room_in_shared_memory(sizes: dict[str, int], format: F
     for halves in (1, 2, 4):
         kernel = KernelShape(decoder, halves)
         table = (
-            8 * (12 * 4 + 2) * decoder.layers
+            8 * (11 * 4 + 2) * decoder.layers
         )  # the kernel's other shared array, but for some hundred bytes
         assert not decoder.fits or kernel.shared_bytes + table < SHARED_BYTES
         assert kernel.staged_bytes % 16 == 0  # what follows is copied to 16 bytes at a time
@@ -151,7 +177,7 @@ def test_a_kernel_that_cannot_be_compiled_is_done_without(
 
     monkeypatch.setattr(fused_decoder, "_on_hopper", lambda: True)
     monkeypatch.setattr(fused_decoder, "_multiprocessors", lambda: 132)
-    monkeypatch.setattr(fused_decoder, "_addresses", fail)
+    monkeypatch.setattr(table, "_addresses", fail)
     with capture_logs() as logs:
         assert FusedDecoder.of(load(tmp_path, monkeypatch, None), slots=8, max_context=CONTEXT) is None
     assert [entry["event"] for entry in logs] == ["decoding without the fused kernel"]

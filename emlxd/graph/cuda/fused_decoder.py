@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final, cast
 
 import mlx.core as mx
 import structlog
 
-from emlxd.graph.cuda.shape import MAX_ROWS, THREADS, TILE, DecoderShape, Format, KernelShape, places_of
+from emlxd.graph.cuda.shape import MAX_ROWS, THREADS, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import Block, blocks_of
+from emlxd.graph.cuda.table import Table
 from emlxd.graph.kv_cache import LayerArrays
-from emlxd.graph.layers import Linear, Norm
+from emlxd.graph.layers import Linear
 from emlxd.graph.transformer import Transformer
 
 log = structlog.get_logger(__name__)
 
 LOGGED: Final = 500  # characters of a compiler's complaint
-_STORE, _ADD, _GATE, _LOGITS = range(4)  # ``Phase::Kind`` of decode.cuh
 _PARTS: Final = ("common", "items", "matrix", "attention", "decode")  # each uses those before it
 _HOPPER: Final = 9  # compute capability of the devices that the kernel has run on
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -44,11 +43,10 @@ class FusedDecoder:
     def __init__(self, model: Transformer, blocks: Sequence[Block], shape: DecoderShape) -> None:
         self._model = model
         self._shape = shape
-        self._table = _table(model, blocks, self._shape)
-        self._blocks = blocks  # holds what the table points to
+        self._table = Table(model, blocks, places_of(shape)[0])
         self._scratch = mx.zeros((places_of(self._shape)[1],), mx.uint8)
         self._kernels: dict[KernelShape, Kernel] = {}
-        mx.eval(self._table, self._scratch)
+        mx.eval(self._table.words, self._scratch)
 
     @staticmethod
     def of(model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
@@ -90,7 +88,7 @@ class FusedDecoder:
         (logits,) = self._kernels[shape](
             inputs=[
                 *(self._model.embedded(tokens), positions, lengths, extent),
-                *(self._table, self._scratch, *cached),
+                *(self._table.words, self._scratch, *cached),
             ],
             grid=(self._shape.blocks * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
@@ -98,6 +96,11 @@ class FusedDecoder:
             output_dtypes=[mx.float32],
         )
         return logits
+
+    @property
+    def nbytes(self) -> int:
+        """Of device memory, beside the model's."""
+        return self._table.nbytes + self._scratch.nbytes
 
     def takes(self, rows: int) -> bool:
         return rows <= MAX_ROWS
@@ -159,63 +162,6 @@ def _kernel(shape: KernelShape) -> Kernel:
         shared_memory=shape.shared_bytes,
     )
     return cast("Kernel", kernel)
-
-
-def _table(model: Transformer, blocks: Sequence[Block], shape: DecoderShape) -> mx.array:
-    """uint64: the words of ``Layer`` for each layer and of the head's ``Phase``, as decode.cuh has them."""
-    places, _ = places_of(shape)
-    words = [word for block in blocks for word in _layer(block, places)]
-    words += _phase(model.head, model.norm, _LOGITS, places["X"], 0)
-    packed = struct.pack(f"<{len(words)}Q", *words)
-    return mx.array(memoryview(packed)).view(mx.uint64)  # type: ignore[arg-type]
-
-
-def _layer(block: Block, places: Mapping[str, int]) -> list[int]:
-    x, qkv, attended, hidden = (places[name] for name in ("X", "QKV", "ATTENDED", "HIDDEN"))
-    return [
-        *_phase(block.qkv, block.attention_norm, _STORE, x, qkv),
-        *_phase(block.out, None, _ADD, attended, x),
-        *_phase(block.gate_up, block.mlp_norm, _GATE, x, hidden),
-        *_phase(block.down, None, _ADD, hidden, x),
-        *_addresses([block.qk_norm.weight if block.qk_norm else None, block.turns]),
-    ]
-
-
-def _phase(linear: Linear, norm: Norm | None, kind: int, source: int, target: int) -> list[int]:
-    weight = linear.weight
-    rows, columns = weight.shape
-    # A gate's row goes with the one of the linear part, which follow all gates.
-    unit_rows, apart = (TILE, rows // 2) if kind == _GATE else (2 * TILE, TILE)
-    arrays = [weight.data, weight.scales, weight.biases, linear.bias, norm.weight if norm else None]
-    *matrix, bias, norm_weight = _addresses(arrays)
-    units = rows // (2 * TILE)
-    return [*matrix, columns, units, unit_rows, apart, bias, norm_weight, kind, source, target]
-
-
-def _addresses(arrays: Sequence[mx.array | None]) -> list[int]:
-    """Where arrays lie in device memory, 0 for None. They stay there while they are not read by the host."""
-    there = [array for array in arrays if array is not None]
-    names = [f"a{i}" for i in range(len(there))]
-    kinds = "".join(str(array.dtype).rpartition(".")[2] for array in there)
-    body = " ".join(
-        f"out[{i}] = reinterpret_cast<unsigned long long>({name});" for i, name in enumerate(names)
-    )
-    kernel: Any = mx.fast.cuda_kernel(
-        name=f"emlxd_addresses_{hashlib.sha256((kinds + body).encode()).hexdigest()[:16]}",
-        input_names=names,
-        output_names=["out"],
-        source=body,
-        ensure_row_contiguous=False,
-    )
-    (out,) = kernel(
-        inputs=there,
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
-        output_shapes=[(len(there),)],
-        output_dtypes=[mx.uint64],
-    )
-    found = iter(cast("list[int]", out.tolist()))
-    return [0 if array is None else next(found) for array in arrays]
 
 
 def _multiprocessors() -> int:

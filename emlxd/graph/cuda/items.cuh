@@ -10,24 +10,22 @@ constexpr int TILE = 8;  // rows of weights; an instruction takes a pair of tile
 constexpr int PAIR = 2;
 
 // [rows, columns]: bfloat16, or 4 bits with a scale and a bias for each group of columns. Unit u of it, of ``units``,
-// is the pair of tiles that begin at the rows u * unit_rows and u * unit_rows + apart.
+// is the pair of tiles that begin at the rows u * unit_rows and u * unit_rows + apart. Scales and biases lie in the order
+// of items: [units, columns / 128, rows of a unit, groups, 2].
 struct Matrix {
   const unsigned char* data;
-  const bf16* scales;
-  const bf16* biases;
+  const unsigned char* scales;
   long long columns, units, unit_rows, apart;
 };
 
-// Begins to copy BYTES to shared memory, and has AHEAD bytes around them brought to the second-level cache.
-template <int BYTES, int AHEAD = 128>
+// Begins to copy 16 bytes to shared memory, and has AHEAD bytes around them brought to the second-level cache.
+template <int AHEAD = 128>
 __device__ __forceinline__ void copy(void* to, const void* from) {
   const unsigned address = __cvta_generic_to_shared(to);
-  if constexpr (BYTES == 16 && AHEAD == 256) {
+  if constexpr (AHEAD == 256) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
   }
 }
 
@@ -77,7 +75,7 @@ struct Item {
       unsigned char* to = slot + at(lane / 8, lane % 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        copy<16>(to + (i / 2 * TILE + i % 2 * 4) * ROW, data + i / 2 * (size_t)tile + i % 2 * 4 * (size_t)row);
+        copy(to + (i / 2 * TILE + i % 2 * 4) * ROW, data + i / 2 * (size_t)tile + i % 2 * 4 * (size_t)row);
       data += ROW;
     }
   };
@@ -108,40 +106,37 @@ template <int GROUP>
 struct Item<4, GROUP> {
   static constexpr int CHUNK = 128, ROW = CHUNK / 2;
   static constexpr int GROUPS = CHUNK / GROUP, WORDS = GROUP / 32;  // words that a thread has of a group
-  static constexpr int NUMBERS = GROUPS < 2 ? 4 : GROUPS * 2;       // bytes of a row's scales; no less can be copied
-  static constexpr int DATA = PAIR * TILE * ROW, BYTES = DATA + PAIR * TILE * 2 * NUMBERS;
+  static constexpr int DATA = PAIR * TILE * ROW, SCALES = PAIR * TILE * GROUPS * 4, BYTES = DATA + SCALES;
   static constexpr unsigned ONES = 0x3f803f80u;  // two bfloat16
 
   struct alignas(4 * WORDS) Words {
     unsigned of[WORDS];
   };
 
-  struct alignas(2 * NUMBERS) Numbers {
-    unsigned scales[NUMBERS / 4], biases[NUMBERS / 4];
+  // Of a row: the lower half of each is a scale, the upper half a bias.
+  struct alignas(4 * GROUPS) Scales {
+    unsigned of[GROUPS];
   };
 
-  // What a lane copies next: 16 bytes of a row in each tile, and the scales or the biases of a row.
+  // What a lane copies next: 16 bytes of a row in each tile, and some lanes 16 bytes of scales.
   struct Source {
-    const unsigned char *data, *numbers;
+    const unsigned char *data, *scales;
     unsigned tile;  // bytes from one to the next
 
     __device__ __forceinline__ void open(const Matrix& w, int unit, int chunk, int lane) {
       const unsigned columns = w.columns, first = unit * (unsigned)w.unit_rows;
       tile = (unsigned)w.apart * (columns / 2);
       data = w.data + (size_t)(first + lane / 4) * (columns / 2) + (chunk * ROW + lane % 4 * 16);
-      const unsigned row = first + lane / 2 % TILE + lane / 2 / TILE * (unsigned)w.apart;
-      const bf16* of = lane % 2 ? w.biases : w.scales;
-      numbers = reinterpret_cast<const unsigned char*>(of + (row * (columns / GROUP) + chunk * GROUPS));
+      scales = w.scales + (size_t)(unit * (columns / CHUNK) + chunk) * SCALES + lane * 16;
     }
 
     __device__ __forceinline__ void copy_to(unsigned char* slot, int lane) {
       unsigned char* to = slot + at(lane / 4, lane % 4 * 16);
-      copy<16, 256>(to, data);
-      copy<16, 256>(to + TILE * ROW, data + tile);
-      const size_t aligned = reinterpret_cast<size_t>(numbers) & ~(size_t)(NUMBERS - 1);
-      copy<NUMBERS>(slot + DATA + lane * NUMBERS, reinterpret_cast<const void*>(aligned));
+      copy<256>(to, data);
+      copy<256>(to + TILE * ROW, data + tile);
+      if (lane < SCALES / 16) copy(slot + DATA + lane * 16, scales);
       data += ROW;
-      numbers += GROUPS * 2;
+      scales += SCALES;
     }
   };
 
@@ -153,10 +148,8 @@ struct Item<4, GROUP> {
   template <int HALVES>
   __device__ __forceinline__ static void add(float (&sum)[HALVES][4], const unsigned char* slot, const Matrix& w,
                                              int chunk, const Rows<HALVES>& x, int lane) {
-    const Numbers* from = reinterpret_cast<const Numbers*>(slot + DATA) + lane / 4;
-    const Numbers numbers[PAIR] = {from[0], from[TILE]};
-    // Of a group of 128, two scales are copied since one is too short, and the second may be the one that is meant.
-    const int second = GROUPS > 1 ? 0 : (w.columns / GROUP % 2 * (lane / 4) + chunk) % 2;
+    const Scales* from = reinterpret_cast<const Scales*>(slot + DATA) + lane / 4;
+    const Scales scales[PAIR] = {from[0], from[TILE]};
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
       const int place = at(lane / 4, g * (GROUP / 2) + lane % 4 * WORDS * 4);
@@ -182,9 +175,10 @@ struct Item<4, GROUP> {
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float scale = number(numbers[e / 2].scales, g + second);
-          float bias = number(numbers[e / 2].biases, g + second) - 128.0f * scale;
-          sum[h][e] += scale * product[e] + bias * total[e];
+          const unsigned both = scales[e / 2].of[g];
+          float scale = __uint_as_float(both << 16);
+          float bias = __uint_as_float(both & 0xffff0000u) - 128.0f * scale;
+          sum[h][e] = fmaf(scale, product[e], fmaf(bias, total[e], sum[h][e]));
         }
       }
     }
@@ -195,10 +189,6 @@ struct Item<4, GROUP> {
     unsigned out;
     asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "n"(0x000f000f), "r"(0x43004300u));
     return out;
-  }
-
-  __device__ __forceinline__ static float number(const unsigned (&halves)[NUMBERS / 4], int i) {
-    return __uint_as_float(i % 2 ? halves[i / 2] & 0xffff0000u : halves[i / 2] << 16);
   }
 };
 

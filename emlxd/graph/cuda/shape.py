@@ -16,7 +16,7 @@ MAX_ROWS: Final = 32
 SPAN: Final = 256  # elements of a row that a warp normalises at once
 SHARED_BYTES: Final = 227 * 1024  # of a multiprocessor, all that one block can have
 _MOST_UNDER_WAY: Final = {16: 4, 4: 6}  # items a warp, by bits
-LAYER_WORDS: Final = 4 * 12 + 2  # ``Layer`` of decode.cuh
+LAYER_WORDS: Final = 4 * 11 + 2  # ``Layer`` of decode.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class KernelShape:
         """``Item::BYTES`` of items.cuh for each warp."""
         f = self.decoder.format
         data = 2 * TILE * 128
-        scales = 2 * TILE * 2 * max(4, 2 * CHUNK // f.group)
+        scales = 2 * TILE * 4 * CHUNK // f.group
         return WARPS * (data if f.bits == 16 else data // 2 + scales)
 
     @property
