@@ -30,9 +30,9 @@ struct Attention {
   };
 
   __device__ __forceinline__ Unit unit_of(int number) const {
-    const int m = number / splits / KV_HEADS, split = number % splits;
+    const int of = quotient(number, splits), split = number - of * splits, m = of / KV_HEADS;
     const int length = positions[m] + 1, each = (length + splits - 1) / splits;
-    return {m, number / splits % KV_HEADS, split, split * each, min(length, (split + 1) * each)};
+    return {m, of % KV_HEADS, split, split * each, min(length, (split + 1) * each)};
   }
 
   __device__ __forceinline__ size_t begin_of(const Unit& unit) const {
@@ -66,6 +66,11 @@ struct Attention {
     float* queries = shared;                        // [SHARE, DIM]
     float* cells = shared + SHARE * DIM;            // [WARPS, SHARE, CELL]
     const bool writes = low <= position && position < high;
+    // What is there already does not wait for the queries; what is written now comes after them.
+    const int first = low + warp * KEYS + lane / LANES, d = lane % LANES * 8;
+    Vectors k, v;
+    k.load(keys + base + d, first, min(high, position));
+    v.load(values + base + d, first, min(high, position));
     for (int i = warp; i < SHARE + 2; i += WARPS) {
       if (i < SHARE) {
         turned(m, head * SHARE + i, position, [&](int d, float v) { queries[i * DIM + d] = v * scale; });
@@ -78,7 +83,11 @@ struct Attention {
       }
     }
     __syncthreads();
-    look(keys + base, values + base, low, high, queries, cells + warp * SHARE * CELL);
+    if (writes) {
+      k.load_one(keys + base + d, first, position);
+      v.load_one(values + base + d, first, position);
+    }
+    look(k, v, keys + base + d, values + base + d, first, high, queries, cells + warp * SHARE * CELL);
     __syncthreads();
     join(m, head, unit.split, cells);
   }
@@ -117,9 +126,32 @@ struct Attention {
     for (int i = 0; i < DIM / 32; ++i) to(i * 32 + lane, v[i]);
   }
 
-  __device__ __forceinline__ void look(const bf16* keys, const bf16* values, int low, int high, const float* queries,
-                                       float* cell) const {
-    const int thread = thread_index(), warp = thread / 32, lane = thread % 32, d = lane % LANES * 8;
+  static constexpr int STRIDE = WARPS * KEYS;  // from a lane's key to its next
+
+  // A lane's part of AHEAD keys or values.
+  struct Vectors {
+    uint4 of[AHEAD];
+
+    // Those from ``first`` on that are below ``end``; zeros for others.
+    __device__ __forceinline__ void load(const bf16* from, int first, int end) {
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        const int at = first + a * STRIDE;
+        of[a] = at < end ? *reinterpret_cast<const uint4*>(from + (size_t)at * DIM) : make_uint4(0, 0, 0, 0);
+      }
+    }
+
+    __device__ __forceinline__ void load_one(const bf16* from, int first, int wanted) {
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a)
+        if (first + a * STRIDE == wanted) of[a] = *reinterpret_cast<const uint4*>(from + (size_t)wanted * DIM);
+    }
+  };
+
+  // A warp's positions: this lane's are ``first`` and every STRIDE-th from there on, of which k and v are loaded.
+  __device__ __forceinline__ void look(Vectors& k, Vectors& v, const bf16* keys, const bf16* values, int first,
+                                       int high, const float* queries, float* cell) const {
+    const int lane = thread_index() % 32, d = lane % LANES * 8;
     float q[SHARE][8], sum[SHARE][8], highest[SHARE], weight[SHARE];
 #pragma unroll
     for (int h = 0; h < SHARE; ++h) {
@@ -131,22 +163,12 @@ struct Attention {
         sum[h][i] = 0.0f;
       }
     }
-    for (int first = low + warp * KEYS; first < high; first += WARPS * KEYS * AHEAD) {
-      uint4 k[AHEAD], v[AHEAD];
-#pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
-        int at = first + a * WARPS * KEYS + lane / LANES;
-        k[a] = v[a] = make_uint4(0, 0, 0, 0);
-        if (at < high) {
-          k[a] = *reinterpret_cast<const uint4*>(keys + (size_t)at * DIM + d);
-          v[a] = *reinterpret_cast<const uint4*>(values + (size_t)at * DIM + d);
-        }
-      }
+    for (int lowest = first - lane / LANES; lowest < high; lowest += STRIDE * AHEAD, first += STRIDE * AHEAD) {
       float scores[AHEAD][SHARE];
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) {
-        bool valid = first + a * WARPS * KEYS + lane / LANES < high;
-        const bf16* key = reinterpret_cast<const bf16*>(&k[a]);
+        const bool valid = first + a * STRIDE < high;
+        const bf16* key = reinterpret_cast<const bf16*>(&k.of[a]);
 #pragma unroll
         for (int h = 0; h < SHARE; ++h) {
           float score = 0.0f;
@@ -157,6 +179,7 @@ struct Attention {
           scores[a][h] = valid ? score : HIDDEN;
         }
       }
+      k.load(keys, first + STRIDE * AHEAD, high);
 #pragma unroll
       for (int h = 0; h < SHARE; ++h) {
         float top = highest[h];
@@ -169,13 +192,14 @@ struct Attention {
         for (int i = 0; i < 8; ++i) sum[h][i] *= keep;
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-          const bf16* value = reinterpret_cast<const bf16*>(&v[a]);
+          const bf16* value = reinterpret_cast<const bf16*>(&v.of[a]);
           float share = scores[a][h] == HIDDEN ? 0.0f : exp2f(scores[a][h] - top);
           weight[h] += share;
 #pragma unroll
           for (int i = 0; i < 8; ++i) sum[h][i] += share * __bfloat162float(value[i]);
         }
       }
+      v.load(values, first + STRIDE * AHEAD, high);
     }
 #pragma unroll
     for (int h = 0; h < SHARE; ++h) {
@@ -249,7 +273,7 @@ struct Attention {
     __device__ __forceinline__ void add(const float* cells, int count, int d) {
       constexpr int TOGETHER = 16;  // loads under way
       for (int first = 0; first < count; first += TOGETHER) {
-        float v[TOGETHER], top[TOGETHER], w[TOGETHER];
+        float v[TOGETHER], top[TOGETHER], w[TOGETHER], higher = highest;
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
           const float* cell = cells + min(first + i, count - 1) * SHARE * CELL;
@@ -258,13 +282,16 @@ struct Attention {
           w[i] = cell[DIM + 1];
         }
 #pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) higher = fmaxf(higher, top[i]);
+        const float keep = exp2f(highest - higher);
+        values *= keep;
+        weight *= keep;
+        highest = higher;
+#pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-          if (first + i >= count) break;
-          float higher = fmaxf(highest, top[i]);
-          float keep = exp2f(highest - higher), share = exp2f(top[i] - higher);
-          values = values * keep + v[i] * share;
-          weight = weight * keep + w[i] * share;
-          highest = higher;
+          const float share = first + i < count ? exp2f(top[i] - higher) : 0.0f;
+          values += v[i] * share;
+          weight += w[i] * share;
         }
       }
     }

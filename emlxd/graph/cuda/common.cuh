@@ -26,13 +26,25 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Where element k of a row lies in the buffers that a matrix is multiplied with.
+// Where element k of a row lies in the buffers that a matrix is multiplied with. Eight elements that begin at a multiple
+// of eight stay together.
 template <int BITS, int GROUP>
 __device__ __forceinline__ int order(int k) {
   if (BITS == 16) return k;
   // Four threads share a group of 4-bit weights, and unpack element i of each 8 together with element i + 4.
   int thread = k % GROUP / (GROUP / 4), word = k % 128 / GROUP * (GROUP / 32) + k % (GROUP / 4) / 8;
   return (k & ~127) | word << 5 | thread << 3 | (k & 3) << 1 | (k >> 2 & 1);
+}
+
+// Eight elements as ``order`` has them.
+template <int BITS>
+__device__ __forceinline__ uint4 ordered(const float (&v)[8]) {
+  constexpr int STEP = BITS == 16 ? 2 : 1, APART = BITS == 16 ? 1 : 4;
+  uint4 out;
+  bf162* pairs = reinterpret_cast<bf162*>(&out);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(v[i * STEP], v[i * STEP + APART]);
+  return out;
 }
 
 // All blocks wait for each other. The counter only grows, by the number of blocks a barrier. ``target`` is in shared

@@ -38,48 +38,46 @@ struct Phases {
 };
 
 constexpr int SPAN = 32 * 8;  // elements of a row that a warp takes at once
-constexpr int TOGETHER = 2;   // loads under way, a thread
+constexpr int TOGETHER = 4;   // loads under way, a thread
 
 // Half of an RMS norm: rows of x times its weights to ``to`` [rows, stride], in ``order``, and to ``inverse`` [rows]
-// what else they are to be multiplied with, which a product does at its end. By all threads of a block. ``squares`` is
-// room for a number of each span; they are summed in one order however many rows there are.
-template <int BITS, int GROUP>
+// what else they are to be multiplied with, which a product does at its end. By all threads of a block, a warp takes a span
+// of AT_ONCE rows. ``squares`` is room for a number of each span; they are summed in one order however many rows there are.
+template <int BITS, int GROUP, int AT_ONCE>
 __device__ __forceinline__ void stage_weighted(const bf16* x, int rows, int columns, const bf16* weight, float eps,
                                                bf16* to, int stride, float* inverse, float* squares) {
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int spans = (columns + SPAN - 1) / SPAN;
-  for (int first = warp; first < rows * spans; first += TOGETHER * WARPS) {
-    uint4 v[TOGETHER];
+  for (int n = warp; n < spans * ((rows + AT_ONCE - 1) / AT_ONCE); n += WARPS) {
+    const int batch = quotient(n, spans), span = n - batch * spans, first = batch * AT_ONCE;
+    const bool within = span * SPAN + lane * 8 < columns;
+    const int k = within ? span * SPAN + lane * 8 : 0;
+    const uint4 w = __ldg(reinterpret_cast<const uint4*>(weight + k));
+    uint4 v[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) {
-      int n = first + i * WARPS, k = n % spans * SPAN + lane * 8;
-      v[i] = make_uint4(0, 0, 0, 0);
-      if (n < rows * spans && k < columns)
-        v[i] = __ldcg(reinterpret_cast<const uint4*>(x + (size_t)(n / spans) * columns + k));
-    }
+    for (int i = 0; i < AT_ONCE; ++i)
+      v[i] = __ldcg(reinterpret_cast<const uint4*>(x + min(first + i, rows - 1) * columns + k));
 #pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) {
-      int n = first + i * WARPS, k = n % spans * SPAN + lane * 8;
-      if (n >= rows * spans) break;
-      float sum = 0.0f;
-      if (k < columns) {
-        uint4 w = __ldg(reinterpret_cast<const uint4*>(weight + k));
-        const bf16 *values = reinterpret_cast<const bf16*>(&v[i]), *weights = reinterpret_cast<const bf16*>(&w);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const bf16 *values = reinterpret_cast<const bf16*>(&v[i]), *weights = reinterpret_cast<const bf16*>(&w);
+      float sum = 0.0f, products[8];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          float value = __bfloat162float(values[e]);
-          sum += value * value;
-          value *= __bfloat162float(weights[e]);
-          to[n / spans * stride + order<BITS, GROUP>(k + e)] = __float2bfloat16_rn(value);
-        }
+      for (int e = 0; e < 8; ++e) {
+        const float value = __bfloat162float(values[e]);
+        sum += value * value;
+        products[e] = value * __bfloat162float(weights[e]);
       }
-      sum = warp_sum(sum);
-      if (lane == 0) squares[n] = sum;
+      sum = warp_sum(within ? sum : 0.0f);
+      if (first + i >= rows) continue;
+      if (within)
+        *reinterpret_cast<uint4*>(to + (first + i) * stride + order<BITS, GROUP>(k)) = ordered<BITS>(products);
+      if (lane == 0) squares[(first + i) * spans + span] = sum;
     }
   }
   __syncthreads();
   if (thread < rows) {
     float sum = 0.0f;
+#pragma unroll 4
     for (int i = 0; i < spans; ++i) sum += squares[thread * spans + i];
     inverse[thread] = rsqrtf(sum / columns + eps);
   }
@@ -88,16 +86,16 @@ __device__ __forceinline__ void stage_weighted(const bf16* x, int rows, int colu
 
 // Rows of x as they are, to ``to`` [rows, stride].
 __device__ __forceinline__ void stage(const bf16* x, int rows, int columns, bf16* to, int stride) {
-  const int each = columns / 8;
-  for (int first = thread_index(); first < rows * each; first += TOGETHER * THREADS) {
+  const int each = columns / 8, all = rows * each;
+  for (int first = thread_index(); first < all; first += TOGETHER * THREADS) {
     uint4 v[TOGETHER];
 #pragma unroll
     for (int i = 0; i < TOGETHER; ++i)
-      if (int n = first + i * THREADS; n < rows * each) v[i] = __ldcg(reinterpret_cast<const uint4*>(x) + n);
+      v[i] = __ldcg(reinterpret_cast<const uint4*>(x) + min(first + i * THREADS, all - 1));
 #pragma unroll
     for (int i = 0; i < TOGETHER; ++i)
-      if (int n = first + i * THREADS; n < rows * each)
-        *reinterpret_cast<uint4*>(to + n * 8 + n / each * (stride - columns)) = v[i];
+      if (const int n = first + i * THREADS; n < all)
+        *reinterpret_cast<uint4*>(to + n * 8 + quotient(n, each) * (stride - columns)) = v[i];
   }
   __syncthreads();
 }
@@ -147,7 +145,7 @@ struct Step {
     const int stride = p.w.columns, padded = stride + 32;  // neighbouring rows begin in different banks
     const bool fits = extent.rows * padded * 2 <= S::STAGED;
     if (p.norm && S::HALVES == 1) {
-      stage_weighted<S::BITS, S::GROUP>(x, extent.rows, stride, p.norm, S::EPS, staged(), padded, inverse(),
+      stage_weighted<S::BITS, S::GROUP, 4>(x, extent.rows, stride, p.norm, S::EPS, staged(), padded, inverse(),
                                         squares());
     } else {
       if (p.norm) x = weighted(x, stride, p.norm);
@@ -167,7 +165,7 @@ struct Step {
     float* all = buffer<float>(S::INVERSE);
     if (blockIdx.x < extent.rows) {
       size_t row = (size_t)blockIdx.x * columns;
-      stage_weighted<S::BITS, S::GROUP>(x + row, 1, columns, norm, S::EPS, staged(), columns, inverse(), squares());
+      stage_weighted<S::BITS, S::GROUP, 1>(x + row, 1, columns, norm, S::EPS, staged(), columns, inverse(), squares());
       for (int k = thread_index() * 8; k < columns; k += THREADS * 8)
         *reinterpret_cast<uint4*>(to + row + k) = *reinterpret_cast<const uint4*>(staged() + k);
       if (threadIdx.x == 0) all[blockIdx.x] = inverse()[0];
