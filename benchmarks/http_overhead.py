@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
-import json
 import statistics
-import string
 import sys
 import tempfile
 import time
@@ -29,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import daemon
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from made_up_tokenizer import write_tokenizer
 
 from emlxd.bench.client import post_events
 from emlxd.bench.engine import Engine, EngineOptions, max_context
-from emlxd.bench.prompts import WORDS, make_prompt
+from emlxd.bench.prompts import make_prompt
 from emlxd.graph.random_model import SHAPES, write_model
 
 WARMUP = 2  # rounds: slots fill up one by one, and each number of rows is compiled
@@ -49,22 +46,6 @@ class Rates:
 
 
 Round = Callable[[], Rates]
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Bytes, the words of prompts, and made-up ones up to the model's size: all are text, none an end."""
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    letters = itertools.product(string.ascii_lowercase, repeat=4)
-    texts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *WORDS, *(f"Ġ{word}" for word in WORDS)]
-    made_up = ("Ġ" + "".join(word) for word in letters)
-    vocabulary = dict.fromkeys(itertools.chain(texts, made_up))
-    ids = {text: id for id, text in enumerate(itertools.islice(vocabulary, size))}
-    tokenizer = Tokenizer(models.BPE(ids, [], ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{{ messages[0]['content'] }}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 @contextmanager
