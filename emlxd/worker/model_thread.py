@@ -109,7 +109,7 @@ class ModelThread(ABC, Generic[Message]):
         """Reads the inbox until ``Close`` comes."""
 
     @abstractmethod
-    def _fail_rest(self) -> None:
+    def _fail_rest(self, error: Unavailable) -> None:
         """Fails what is still wanted, and ends what needs no device: nothing more will be computed."""
 
     @abstractmethod
@@ -129,11 +129,13 @@ class ModelThread(ABC, Generic[Message]):
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(None)
+        reason = self._unavailable()
         try:
             self._serve()
+            reason = Unavailable(f"The model '{self.name}' is shutting down.")
         finally:
             self._closing = True
-            self._fail_rest()
+            self._fail_rest(reason)
             with self._gate:  # MLX locks up when models are freed while others compile or are freed
                 self._free()
 

@@ -196,12 +196,12 @@ class PoolingWorker(ModelThread[_Job]):
         while self._read_inbox():
             self._round(model.runner, model.info.max_context)
 
-    def _fail_rest(self) -> None:
+    def _fail_rest(self, error: Unavailable) -> None:
         while not self._inbox.empty():
             if isinstance(message := self._inbox.get(), _Job):
                 self._jobs.append(message)
         for job in self._jobs:
-            job.fail(Unavailable(f"The model '{self.name}' is shutting down."))
+            job.fail(error)
         self._jobs = []
 
     def _free(self) -> None:

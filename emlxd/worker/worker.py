@@ -261,11 +261,11 @@ class Worker(ModelThread[_Submit | _Cancel]):
             with self._gate:
                 self._step(self._running_engine)
 
-    def _fail_rest(self) -> None:
+    def _fail_rest(self, error: Unavailable) -> None:
         while not self._inbox.empty():
             if isinstance(message := self._inbox.get(), _Submit):
                 self._running_engine.add(message.answers)
-        self._running_engine.fail_all(Unavailable(f"The model '{self.name}' is shutting down."))
+        self._running_engine.fail_all(error)
         if self._disk:
             self._disk.close()
 

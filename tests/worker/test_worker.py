@@ -228,7 +228,9 @@ async def test_a_worker_that_cannot_start_anew_answers_and_frees_its_model(
     await worker.start()
     generations = [worker.submit(request(str(number))) for number in range(3)]
     for generation in generations:
-        assert isinstance((await read(generation))[-1], Failed)
+        failed = (await read(generation))[-1]
+        assert isinstance(failed, Failed)
+        assert "is not available" in failed.error.message
     await worker.close()
     assert runner.closed
 
@@ -258,6 +260,7 @@ async def test_closing_fails_what_still_runs(make_worker: MakeWorker, runner: Ga
     await closing
     assert isinstance(events[-1], Failed)
     assert events[-1].error.status == 503
+    assert "is shutting down" in events[-1].error.message
     assert runner.closed
     with pytest.raises(Unavailable):
         worker.submit(request("late"))
