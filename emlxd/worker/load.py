@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from emlxd.config import ModelSettings, SamplingDefaults
 from emlxd.core import ModelInfo, SamplingParams
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.json_files import read_object
 from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.runner import Runner
 from emlxd.worker.sequence import Adapter
 
+WARM_UP: Final = 16  # tokens of a prompt
 KV_FORMAT: Final = 2  # raise it with every change of how the prefix cache lays out its blocks
 
 
@@ -46,13 +48,16 @@ def load_model(
     tokenizer = read_tokenizer(path)
     generation_config = read_object(path / "generation_config.json")
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
+    sampling = _sampling(settings.sampling, generation_config)
+    tokens = min(WARM_UP, settings.prefill_chunk, runner.max_context - 1)
+    _warm_up(runner, sampling, tokens, turn or nullcontext())
     return Model(
         info=ModelInfo(
             architecture=runner.architecture,
             max_context=runner.max_context,
             slots=runner.slots,
             vocab_size=runner.vocab_size,
-            sampling=_sampling(settings.sampling, generation_config),
+            sampling=sampling,
             stream_chunks=settings.stream_chunks,
         ),
         runner=runner,
@@ -66,6 +71,21 @@ def load_model(
             if adapter.source.path
         },
     )
+
+
+def _warm_up(runner: Runner, usual: SamplingParams, tokens: int, turn: AbstractContextManager[None]) -> None:
+    """Computes a short answer as most requests ask for it, and a greedy one.
+
+    MLX compiles many things when they are first used, for seconds, and no request should wait for that. Each
+    step takes a ``turn``, as those of requests do.
+    """
+    prompt = (0,) * tokens
+    for sampling in (usual, replace(usual, temperature=0.0)):
+        with turn:
+            runner.prefill([PrefillRow(0, 0, prompt, Begin(sampling, prompt))]).read()
+        with turn:
+            runner.decode([tokens]).read()
+    runner.release(0)
 
 
 def retuned(model: Model, settings: ModelSettings) -> Model:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 from emlxd.config import ModelSettings
-from emlxd.core import ModelInfo, SamplingParams
+from emlxd.core import ModelInfo, SamplingParams, TextBatch, TokenizedText
 from emlxd.worker.load import read_tokenizer
 from emlxd.worker.pooling import PoolingModel
+
+WARM_UP: Final = TextBatch(((TokenizedText((0, 0), second_at=2),),), height=1, length=8)
 
 
 def load_pooling(settings: ModelSettings, path: Path, turn: AbstractContextManager[None]) -> PoolingModel:
@@ -17,6 +20,8 @@ def load_pooling(settings: ModelSettings, path: Path, turn: AbstractContextManag
 
     tokenizer = read_tokenizer(path)
     runner = open_embedder(path, settings, turn)
+    with turn:
+        runner.run([WARM_UP])  # compiles much of what a request needs
     return PoolingModel(
         info=ModelInfo(
             architecture=runner.architecture,

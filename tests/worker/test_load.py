@@ -1,4 +1,4 @@
-"""What tells K/V of a loaded model from other K/V of equal tokens."""
+"""What a loaded model is: its K/V are told from others' of equal tokens, and its first step is no slower."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from emlxd.core import SamplingParams
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.worker.load import Model, load_model
 from tests.graph import tiny, tiny_adapters
 from tests.graph.test_adapters import settings
@@ -86,3 +88,19 @@ def test_a_link_to_a_model_is_the_model(base: Path, tmp_path: Path) -> None:
 def set_times(folder: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, ns=(0, 0))
+
+
+def test_the_first_request_has_nothing_to_compile(base: Path) -> None:
+    def traces() -> tuple[int, int]:
+        model = load_model(settings(base, [], prefill_chunk=32), base)
+        before = model.runner.traces
+        for sampling in (model.info.sampling, SamplingParams(temperature=0.0)):
+            model.runner.prefill([PrefillRow(0, 0, (5, 6), Begin(sampling, (5, 6)))]).read()
+            model.runner.decode([2]).read()
+        after = model.runner.traces
+        model.runner.close()
+        return before, after
+
+    with ThreadPoolExecutor(1) as thread:
+        before, after = thread.submit(traces).result()
+    assert before == after == 2
