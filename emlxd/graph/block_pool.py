@@ -22,7 +22,6 @@ class BlockPool:
             for layer in cache.by_token
             if self.blocks
         ]
-        mx.eval(self._pools)
 
     @property
     def nbytes(self) -> int:

@@ -27,7 +27,6 @@ class KVCache:
         self._slots = slots
         self._first = slots
         self._others: list[mx.array] = []  # states of the slots after the first ones
-        mx.eval(self.layers)
 
     @property
     def rings(self) -> list[int | None]:

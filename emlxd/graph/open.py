@@ -57,6 +57,7 @@ def open_runner(
         end_tokens=end_tokens,
         prefix_cache_bytes=settings.prefix_cache.bytes,
         fused=fused,
+        turn=turn,
     )
 
 

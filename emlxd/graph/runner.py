@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, cast
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from emlxd.graph.step_positions import StepPositions
 from emlxd.graph.transformer import Transformer
 
 SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
+PORTION: Final = 1 << 26  # bytes of memory that are made at once: for tens of milliseconds of a CPU
 
 
 class MlxRunner:
@@ -39,8 +41,11 @@ class MlxRunner:
         end_tokens: Collection[int] = (),
         prefix_cache_bytes: int = 0,
         fused: FusedDecoder | None = None,
+        turn: AbstractContextManager[None] | None = None,
     ) -> None:
-        """``ring`` is how many of the last positions of a slot every layer still has, None for all of them.
+        """Allocates its caches in ``turn`` with what others compute.
+
+        ``ring`` is how many of the last positions of a slot every layer still has, None for all of them.
 
         ``slack`` is how many more positions a slot may have written after one from which another sequence can
         still go on.
@@ -55,16 +60,16 @@ class MlxRunner:
         self._prefix_cache_bytes = prefix_cache_bytes
         self._steps = DecodeSteps(model, compile=compile, fused=fused)
         self._fused_bytes = fused.nbytes if fused else 0
-        self._allocate()
+        self._allocate(turn or nullcontext())
 
     def reset(self) -> None:
         """Forgets all sequences and blocks, as is needed after a step has failed half-way."""
         # First: the step may have failed because there is no room for twice as much.
         del self._cache, self._states, self._pool, self._forwarded
         mx.clear_cache()
-        self._allocate()
+        self._allocate(nullcontext())
 
-    def _allocate(self) -> None:
+    def _allocate(self, turn: AbstractContextManager[None]) -> None:
         self._cache = KVCache(self._model.spec, self.slots, self.max_context, self._model.dtype)
         checkpoints = _checkpoints(self._cache, self._prefix_cache_bytes)
         self._states = StatePool(self._cache, checkpoints)
@@ -74,6 +79,9 @@ class MlxRunner:
         self._tokens = mx.zeros((self.slots,), mx.int32)
         self._positions = StepPositions()
         self._forwarded: tuple[mx.array, mx.array] | None = None
+        for arrays in _portions([*self._cache.arrays, *self._states.state(), *self._pool.state()]):
+            with turn:  # all at once would hold others up for as long as it takes to fill gigabytes
+                mx.eval(arrays)
 
     @property
     def architecture(self) -> str:
@@ -358,6 +366,17 @@ class MlxRunner:
         every = b"\xff" * (4 * words)
         joined = memoryview(b"".join(every if mask is None else mask for mask in masks))
         return mx.array(joined).view(mx.uint32).reshape(len(masks), words)  # type: ignore[arg-type]
+
+
+def _portions(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
+    """Some of them at a time, of ``PORTION`` bytes or one array."""
+    some: list[mx.array] = []
+    for array in arrays:
+        if some and sum(one.nbytes for one in some) + array.nbytes > PORTION:
+            yield some
+            some = []
+        some.append(array)
+    yield some
 
 
 def _checkpoints(cache: KVCache, nbytes: int) -> int:

@@ -17,7 +17,6 @@ class StatePool:
         self._pools = [
             mx.zeros((checkpoints, *state.shape[1:]), state.dtype) for state in cache.states() if checkpoints
         ]
-        mx.eval(self._pools)
 
     @property
     def nbytes(self) -> int:
