@@ -105,6 +105,7 @@ async def _run(
         lambda: _reload_on_change(reloader),
         lambda: _reload_on_hangup(reloader),
     )
+    print(f"emlxd follows {path.absolute()}", flush=True)
     try:
         await serve(settings, front, listener, tasks=tasks)
     finally:

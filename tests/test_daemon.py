@@ -138,6 +138,7 @@ def test_a_stuck_worker_ends_the_process_to_be_started_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("trigger", ["the file itself", "SIGHUP"])
 def test_the_file_is_followed(tmp_path: Path, trigger: str) -> None:
     with running(tmp_path) as process:
+        assert process.log.read_text().startswith(f"emlxd follows {process.path}\n")
         process.write("m", "n")
         if trigger == "SIGHUP":
             process.popen.send_signal(signal.SIGHUP)

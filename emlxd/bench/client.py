@@ -25,7 +25,7 @@ class Rejected(UserError):
     """An answer with an error status. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, url: str, body: bytes) -> None:
-        super().__init__(f"{url} answered {status}: {body.decode(errors='replace').strip()[:500]}")
+        super().__init__(f"{url} answered {status}: {_said(body)}")
         self.status = status
 
 
@@ -100,8 +100,16 @@ def _event(url: str, text: bytes) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise UserError(f"{url} sent an event that is not a JSON object: {text[:200]!r}")
     if "error" in event:
-        raise UserError(f"{url} failed in the middle of a stream: {event['error']}")
+        raise UserError(f"{url} failed in the middle of a stream: {_said(text)}")
     return event
+
+
+def _said(body: bytes) -> str:
+    """The message of an OpenAI error, or the beginning of what is none."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()[:500]
 
 
 async def _body(

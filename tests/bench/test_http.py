@@ -108,8 +108,8 @@ async def test_a_server_that_refuses_stream_options_is_measured_by_chunks():
 @pytest.mark.parametrize(
     ("stub", "complaint"),
     [
-        (Stub(status=503), 'answered 503: {"error": {"message": "no"}}'),
-        (Stub(script="error"), "failed in the middle of a stream: {'message': 'out of memory'}"),
+        (Stub(status=503), "answered 503: no"),
+        (Stub(script="error"), "failed in the middle of a stream: out of memory"),
         (Stub(script="garbage"), "sent an event that is not a JSON object: b'{oops'"),
         (Stub(script="no done"), "ended the stream without [DONE]"),
         (Stub(script="break off"), "broke off: peer closed connection"),
