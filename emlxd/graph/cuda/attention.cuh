@@ -251,9 +251,7 @@ struct Attention {
     __syncthreads();
     if (thread == 0) {
       unsigned* counter = counters + m * KV_HEADS + head;
-      unsigned before;
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-      last = before == splits - 1;
+      last = fetch_increment(counter) == splits - 1;
       if (last) *counter = 0;
     }
     __syncthreads();

@@ -12,11 +12,7 @@ constexpr int THREADS = WARPS * 32;
 
 // Opaque to the compiler, which would else compute what all phases need ahead of the loop over them, and so run out of
 // registers for the weights on their way.
-__device__ __forceinline__ int thread_index() {
-  int i = threadIdx.x;
-  asm volatile("" : "+r"(i));
-  return i;
-}
+__device__ __forceinline__ int thread_index() { return opaque(threadIdx.x); }
 
 __device__ __forceinline__ float bf16_round(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
@@ -65,18 +61,13 @@ struct Barrier {
     __syncthreads();
     if (threadIdx.x == 0) {
       const unsigned long long all = *target += gridDim.x;
-      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(counter) : "memory");
-      unsigned long long seen;
-      do {
-        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
-      } while (seen < all);
+      increment_release(counter);
+      while (load_acquire(counter) < all) {
+      }
     }
     __syncthreads();
   }
 };
-
-// Asks the second-level cache for 128 bytes.
-__device__ __forceinline__ void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // a / b, for numbers below 2^19: a division of integers takes several times as long.
 __device__ __forceinline__ int quotient(int a, int b) { return __float2int_rd(__fdividef(a + 0.5f, b)); }

@@ -26,7 +26,7 @@ from emlxd.graph.transformer import Transformer
 log = structlog.get_logger(__name__)
 
 LOGGED: Final = 500  # characters of a compiler's complaint
-_PARTS: Final = ("common", "items", "matrix", "attention", "decode")  # each uses those before it
+_PARTS: Final = ("ptx", "common", "items", "matrix", "attention", "decode")  # each uses those before it
 _HOPPER: Final = 9  # compute capability of the devices that the kernel has run on
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 

@@ -18,25 +18,6 @@ struct Matrix {
   long long columns, units, unit_rows, apart;
 };
 
-// Begins to copy 16 bytes to shared memory, and has AHEAD bytes around them brought to the second-level cache.
-template <int AHEAD = 128>
-__device__ __forceinline__ void copy(void* to, const void* from) {
-  const unsigned address = __cvta_generic_to_shared(to);
-  if constexpr (AHEAD == 256) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  }
-}
-
-// c += a b, for a [16, 16] and b [16, 8], as PTX spreads them over a warp.
-__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // The rows that weights are multiplied with: what this thread reads of them, 8 of each 32 columns.
 template <int HALVES>
 struct Rows {
@@ -186,9 +167,7 @@ struct Item<4, GROUP> {
 
   // Two weights n of 4 bits as the bfloat16 numbers 128 + n: they are the lowest four bits of those.
   __device__ __forceinline__ static unsigned unpack(unsigned word) {
-    unsigned out;
-    asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "n"(0x000f000f), "r"(0x43004300u));
-    return out;
+    return and_or<0x000f000f>(word, 0x43004300u);
   }
 };
 

@@ -56,7 +56,7 @@ struct Stream {
       --next.left;
       --next.ahead;
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_group();
   }
 
   __device__ __forceinline__ void next_matrix() {
@@ -81,7 +81,7 @@ struct Stream {
   // Calls use(item) with the next one, and then has another come in its place.
   template <class Use>
   __device__ __forceinline__ void take(Use use) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+    wait_for_groups<DEPTH - 1>();
     __syncwarp();
     use(ring + slot);
     __syncwarp();
