@@ -159,16 +159,17 @@ struct Step {
     }
   }
 
-  // ``stage_weighted`` for more rows than each block does for itself: one block a row, for all.
+  // ``stage_weighted`` for more rows than each block does for itself: each block some rows, for all.
   __device__ __forceinline__ const bf16* weighted(const bf16* x, int columns, const bf16* norm) {
     bf16* to = buffer(S::WEIGHTED);
     float* all = buffer<float>(S::INVERSE);
-    if (blockIdx.x < extent.rows) {
-      size_t row = (size_t)blockIdx.x * columns;
+    for (int m = blockIdx.x; m < extent.rows; m += gridDim.x) {
+      const size_t row = (size_t)m * columns;
       stage_weighted<S::BITS, S::GROUP, 1>(x + row, 1, columns, norm, S::EPS, staged(), columns, inverse(), squares());
       for (int k = thread_index() * 8; k < columns; k += THREADS * 8)
         *reinterpret_cast<uint4*>(to + row + k) = *reinterpret_cast<const uint4*>(staged() + k);
-      if (threadIdx.x == 0) all[blockIdx.x] = inverse()[0];
+      if (threadIdx.x == 0) all[m] = inverse()[0];
+      __syncthreads();
     }
     barrier.wait();
     if (threadIdx.x < extent.rows) inverse()[threadIdx.x] = __ldcg(all + threadIdx.x);
