@@ -18,7 +18,8 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum {
     NARROW = 16,           /* most rows for the narrow kernels; beyond, packing pays */
     READ = 128 << 10,      /* bytes of the matrix that one chunk of a narrow product reads */
-    BLOCK = 128,           /* columns in one chunk of a wide product */
+    BLOCK = 192,           /* columns in one chunk of a wide product, at most */
+    STEP = 16,             /* of which they are a multiple */
     SMALL = 1 << 18,       /* multiplications up to which a wide product is not worth sharing */
     SPINS = 20000,         /* looks at the ticket before a helper sleeps: some 100 microseconds */
 };
@@ -96,10 +97,11 @@ static void *help(void *unused) {
     return unused;
 }
 
+/* In the same chunks whoever takes them: what OpenBLAS makes of a column depends on those beside it. */
 static void share(kernel *run, const product *p, int width) {
     int chunks = (p->n - 1) / width + 1;
     if (helpers == 0 || chunks < 2 || atomic_load(&alone) || pthread_mutex_trylock(&busy) != 0) {
-        run(p, 0, p->n);
+        for (int first = 0; first < p->n; first += width) run(p, first, p->n - first < width ? p->n : first + width);
         return;
     }
     job.run = run, job.p = p, job.width = width;
@@ -210,6 +212,12 @@ static int narrow_width(int k) {
     return columns > step ? columns : step;
 }
 
+/* Columns of a wide product that one chunk takes: so many that no thread has one chunk more than another. */
+static int wide_width(int n) {
+    int threads = helpers + 1, chunks = threads * ((n - 1) / (threads * BLOCK) + 1);
+    return ((n - 1) / chunks / STEP + 1) * STEP;
+}
+
 void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                  int ldb, float beta, float *c, int ldc) {
     const product p = {ta, tb, m, n, k, alpha, beta, a, b, c, lda, ldb, ldc};
@@ -221,7 +229,7 @@ void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, co
     else if (narrow && tb == NO_TRANS && n % LANES == 0)
         share(narrow_nn, &p, narrow_width(k));
     else
-        share(wide, &p, (size_t)m * n * k <= SMALL ? n : BLOCK);
+        share(wide, &p, (size_t)m * n * k <= SMALL ? n : wide_width(n));
 }
 
 void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double *a, int lda,
