@@ -66,6 +66,7 @@ class Load:
                 tokens = await self._ask(body)
             except Exception as error:
                 self.failures.append(f"{model}: {error!r}")
+                await asyncio.sleep(1)
                 continue
             if tokens != wanted:
                 self.failures.append(f"{model}: {tokens} tokens instead of {wanted}")

@@ -31,7 +31,7 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
         itemsize=here.dtype(settings.dtype).size,
         keeps_quantized=here.keeps_quantized("keep" if quantize else settings.weights),
         fused_attention=here.gpu,
-        scale_copies=2 if settings.compile and here.decodes_fused and not pools else 1,
+        decodes_fused=settings.compile and here.decodes_fused,
     )
     # One that is longer than the model allows is refused when the model is loaded.
     max_context = min(settings.max_context or facts.max_position, facts.max_position)

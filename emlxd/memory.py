@@ -23,13 +23,13 @@ LOGIT_COPIES: Final = 8  # rows of logits alive at once for each slot while it s
 class ComputeForm:
     """How a device holds and computes a model: bytes a value, and whether attention is one kernel.
 
-    ``scale_copies`` is how often it keeps the scales of quantised weights.
+    ``decodes_fused``: a decode step of some models is one kernel, with a copy of 4-bit weights' scales.
     """
 
     itemsize: int
     keeps_quantized: bool
     fused_attention: bool
-    scale_copies: int = 1
+    decodes_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,11 @@ C = TypeVar("C", bound=Candidate)
 
 def needs(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> Needs:
     """The bytes of a model before it is loaded."""
+    weights = sum(_tensor_bytes(tensor, form) for tensor in facts.tensors)
+    if facts.decodes_fused and form.decodes_fused:
+        weights += sum(_scale_bytes(tensor, form) for tensor in facts.tensors)
     return Needs(
-        weights=sum(_tensor_bytes(tensor, form) for tensor in facts.tensors),
+        weights=weights,
         cache=sizes.slots * _slot_bytes(facts, sizes, form),
         prefix_cache=sizes.prefix_cache,
         activations=(
@@ -109,8 +112,13 @@ def _state_bytes(facts: ModelFacts, form: ComputeForm) -> int:
 
 def _tensor_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
     if tensor.packed and form.keeps_quantized:
-        return tensor.packed + tensor.scales * form.itemsize * form.scale_copies
+        return tensor.packed + tensor.scales * form.itemsize
     return tensor.values * form.itemsize
+
+
+def _scale_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
+    """Of the decode kernel's copy."""
+    return tensor.scales * form.itemsize if form.keeps_quantized and 2 * tensor.packed == tensor.values else 0
 
 
 def _prefill_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:

@@ -21,6 +21,7 @@ from emlxd.errors import ModelFormatError
 from emlxd.footprint import predict
 from emlxd.graph import device_memory
 from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.cuda import fused_decoder
 from emlxd.graph.device import Device
 from emlxd.graph.open import open_runner
 from emlxd.memory import Needs, budget_bytes, victims
@@ -93,15 +94,33 @@ def test_the_bytes_of_a_folder_are_predicted(
     assert left < active / 100
 
 
-def test_the_decode_kernel_s_copy_of_scales_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, config = tiny.make_llama()
-    config = tiny.quantize(model, config, bits=4)
-    folder = tiny.save(tmp_path, model, config)
+def weights_with_and_without_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int, **shape: Any
+) -> tuple[int, int, int]:
+    """Bytes as predicted where the decode kernel runs, and with `compile: false`, and those of scales."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "head_dim": 64}
+    model, config = tiny.make_llama(**sizes | shape)
+    config = tiny.quantize(model, config, bits=bits)
+    tiny.save(folder, model, config)
     arrays = dict(tree_flatten(model.parameters()))
-    scales = [array.size for name, array in arrays.items() if name.endswith((".scales", ".biases"))]
+    scales = sum(array.size for name, array in arrays.items() if name.endswith((".scales", ".biases")))
     monkeypatch.setattr(footprint, "current_device", lambda: Device("cuda"))
-    plain, fused = (predict(entry(folder, compile=compile), folder).weights for compile in (False, True))
-    assert fused - plain == 2 * sum(scales) > 0  # bfloat16
+    monkeypatch.setattr(fused_decoder, "on_hopper", lambda: True)
+    found = [predict(entry(folder, compile=compile), folder).weights for compile in (True, False)]
+    return found[0], found[1], 2 * scales  # bfloat16
+
+
+def test_the_decode_kernel_s_copy_of_scales_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, plain, scales = weights_with_and_without_kernel(tmp_path, monkeypatch, 4)
+    assert fused - plain == scales > 0
+
+
+@pytest.mark.parametrize(("bits", "shape"), [(8, {}), (4, {"head_dim": 32, "num_attention_heads": 4})])
+def test_a_model_that_the_kernel_does_not_take_has_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, shape: dict[str, Any]
+) -> None:
+    fused, plain, scales = weights_with_and_without_kernel(tmp_path, monkeypatch, bits, **shape)
+    assert fused == plain > scales > 0
 
 
 @pytest.mark.parametrize("prefix", [0, 4 * MiB])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,10 +106,10 @@ def _event(url: str, text: bytes) -> dict[str, Any]:
 
 def _said(body: bytes) -> str:
     """The message of an OpenAI error, or the beginning of what is none."""
-    try:
-        return str(orjson.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip()[:500]
+    text = body.decode(errors="replace").strip()
+    with suppress(ValueError, KeyError, TypeError):
+        text = orjson.loads(body)["error"]["message"] or text
+    return str(text)[:500]
 
 
 async def _body(

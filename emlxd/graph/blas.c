@@ -19,7 +19,7 @@ enum {
     NARROW = 16,           /* most rows for the narrow kernels; beyond, packing pays */
     READ = 128 << 10,      /* bytes of the matrix that one chunk of a narrow product reads */
     BLOCK = 192,           /* columns in one chunk of a wide product, at most */
-    STEP = 16,             /* of which they are a multiple */
+    STEP = 16,             /* and a multiple of this */
     SMALL = 1 << 18,       /* multiplications up to which a wide product is not worth sharing */
     SPINS = 20000,         /* looks at the ticket before a helper sleeps: some 100 microseconds */
 };
@@ -212,7 +212,7 @@ static int narrow_width(int k) {
     return columns > step ? columns : step;
 }
 
-/* Columns of a wide product that one chunk takes: so many that no thread has one chunk more than another. */
+/* Columns of a wide product that one chunk takes: so many that threads have about equally many chunks. */
 static int wide_width(int n) {
     int threads = helpers + 1, chunks = threads * ((n - 1) / (threads * BLOCK) + 1);
     return ((n - 1) / chunks / STEP + 1) * STEP;

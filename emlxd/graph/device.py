@@ -10,6 +10,7 @@ import mlx.core as mx
 from emlxd.graph import blas, cpu_math
 from emlxd.graph.activations import Activation, Functions, make_activation, weigh
 from emlxd.graph.attention import Attention, CpuAttention, FusedAttention
+from emlxd.graph.cuda import fused_decoder
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
@@ -67,7 +68,7 @@ class Device:
     @property
     def decodes_fused(self) -> bool:
         """Whether some models decode in a kernel of their own, which has its own copy of their scales."""
-        return self.kind == "cuda"
+        return self.kind == "cuda" and fused_decoder.on_hopper()
 
     def fused_decoder(self, model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
         """A decode step in one kernel, where there is one for this device and ``model``."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from emlxd.graph.checkpoint import open_checkpoint
+from emlxd.graph.cuda.support import may_take
 from emlxd.graph.families import spec_of
 from emlxd.graph.gguf import GgufFile, TensorInfo
 from emlxd.graph.gguf_blocks import KEPT_BITS
@@ -44,7 +45,7 @@ class ModelFacts:
     ``cached_values`` are what a token leaves in the K/V cache, all layers without a window together, and
     ``windows`` pairs windows with what it leaves in all layers that have this one; ``state_values`` and
     ``exact_values`` what a slot's states take whatever its length, the latter in float32. ``widest_row`` is
-    what the widest layer computes for a token.
+    what the widest layer computes for a token. ``decodes_fused``: of a kind that the decode kernel takes.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -56,6 +57,7 @@ class ModelFacts:
     state_values: int = 0
     exact_values: int = 0
     windows: tuple[tuple[int, int], ...] = ()
+    decodes_fused: bool = False
 
     def kept_values(self, max_context: int, step_tokens: int) -> int:
         """What a slot keeps of its tokens, if a step computes up to ``step_tokens`` of them."""
@@ -92,6 +94,7 @@ def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence
         heads=spec.heads,
         vocab_size=spec.vocab_size,
         max_position=spec.max_position,
+        decodes_fused=may_take(spec) and not adapters,
     )
 
 

@@ -25,7 +25,7 @@ from emlxd.graph.step_positions import StepPositions
 from emlxd.graph.transformer import Transformer
 
 SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
-PORTION: Final = 1 << 26  # bytes of memory that are made at once: for tens of milliseconds of a CPU
+PORTION: Final = 1 << 26  # bytes that are made at once, which takes a CPU tens of milliseconds
 
 
 class MlxRunner:

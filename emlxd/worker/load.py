@@ -49,8 +49,13 @@ def load_model(
     generation_config = read_object(path / "generation_config.json")
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     sampling = _sampling(settings.sampling, generation_config)
-    tokens = min(WARM_UP, settings.prefill_chunk, runner.max_context - 1)
-    _warm_up(runner, sampling, tokens, turn or nullcontext())
+    turn = turn or nullcontext()
+    try:
+        _warm_up(runner, sampling, turn)
+    except BaseException:
+        with turn:
+            runner.close()
+        raise
     return Model(
         info=ModelInfo(
             architecture=runner.architecture,
@@ -73,18 +78,18 @@ def load_model(
     )
 
 
-def _warm_up(runner: Runner, usual: SamplingParams, tokens: int, turn: AbstractContextManager[None]) -> None:
+def _warm_up(runner: Runner, usual: SamplingParams, turn: AbstractContextManager[None]) -> None:
     """Computes a short answer as most requests ask for it, and a greedy one.
 
-    MLX compiles many things when they are first used, for seconds, and no request should wait for that. Each
-    step takes a ``turn``, as those of requests do.
+    MLX compiles most of what a request needs when it is first used, for seconds. Each step takes a ``turn``,
+    as those of requests do.
     """
-    prompt = (0,) * tokens
+    prompt = (0,) * min(WARM_UP, runner.max_context - 1)
     for sampling in (usual, replace(usual, temperature=0.0)):
         with turn:
             runner.prefill([PrefillRow(0, 0, prompt, Begin(sampling, prompt))]).read()
         with turn:
-            runner.decode([tokens]).read()
+            runner.decode([len(prompt)]).read()
     runner.release(0)
 
 

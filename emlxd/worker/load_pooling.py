@@ -21,7 +21,11 @@ def load_pooling(settings: ModelSettings, path: Path, turn: AbstractContextManag
     tokenizer = read_tokenizer(path)
     runner = open_embedder(path, settings, turn)
     with turn:
-        runner.run([WARM_UP])  # compiles much of what a request needs
+        try:
+            runner.run([WARM_UP])  # compiles most of what a request needs
+        except BaseException:
+            runner.close()
+            raise
     return PoolingModel(
         info=ModelInfo(
             architecture=runner.architecture,

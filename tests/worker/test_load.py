@@ -1,4 +1,4 @@
-"""What a loaded model is: its K/V are told from others' of equal tokens, and its first step is no slower."""
+"""A loaded model: its K/V are told from others of equal tokens, and it has computed before it is used."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from emlxd.core import SamplingParams
 from emlxd.graph.batch import Begin, PrefillRow
+from emlxd.graph.runner import MlxRunner
 from emlxd.worker.load import Model, load_model
 from tests.graph import tiny, tiny_adapters
 from tests.graph.test_adapters import settings
@@ -90,7 +91,7 @@ def set_times(folder: Path) -> None:
         os.utime(file, ns=(0, 0))
 
 
-def test_the_first_request_has_nothing_to_compile(base: Path) -> None:
+def test_a_usual_step_is_traced_before_the_first_request(base: Path) -> None:
     def traces() -> tuple[int, int]:
         model = load_model(settings(base, [], prefill_chunk=32), base)
         before = model.runner.traces
@@ -104,3 +105,21 @@ def test_the_first_request_has_nothing_to_compile(base: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         before, after = thread.submit(traces).result()
     assert before == after == 2
+
+
+def test_a_model_that_fails_at_its_first_step_is_freed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[MlxRunner] = []
+    close = MlxRunner.close
+
+    def noted(runner: MlxRunner) -> None:
+        closed.append(runner)
+        close(runner)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(MlxRunner, "decode", fail)
+    monkeypatch.setattr(MlxRunner, "close", noted)
+    with ThreadPoolExecutor(1) as thread, pytest.raises(MemoryError):
+        thread.submit(load_model, settings(base, []), base).result()
+    assert len(closed) == 1

@@ -22,8 +22,8 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Where element k of a row lies in the buffers that a matrix is multiplied with. Eight elements that begin at a multiple
-// of eight stay together.
+// Where element k of a row lies in the buffers that a matrix is multiplied with. Eight elements that begin at a
+// multiple of eight stay together.
 template <int BITS, int GROUP>
 __device__ __forceinline__ int order(int k) {
   if (BITS == 16) return k;

@@ -41,8 +41,9 @@ constexpr int SPAN = 32 * 8;  // elements of a row that a warp takes at once
 constexpr int TOGETHER = 4;   // loads under way, a thread
 
 // Half of an RMS norm: rows of x times its weights to ``to`` [rows, stride], in ``order``, and to ``inverse`` [rows]
-// what else they are to be multiplied with, which a product does at its end. By all threads of a block, a warp takes a span
-// of AT_ONCE rows. ``squares`` is room for a number of each span; they are summed in one order however many rows there are.
+// what else they are to be multiplied with, which a product does at its end. By all threads of a block: a warp takes
+// a span of AT_ONCE rows at a time. ``squares`` is room for a number of each span; they are summed in one order
+// however many rows there are.
 template <int BITS, int GROUP, int AT_ONCE>
 __device__ __forceinline__ void stage_weighted(const bf16* x, int rows, int columns, const bf16* weight, float eps,
                                                bf16* to, int stride, float* inverse, float* squares) {
@@ -146,7 +147,7 @@ struct Step {
     const bool fits = extent.rows * padded * 2 <= S::STAGED;
     if (p.norm && S::HALVES == 1) {
       stage_weighted<S::BITS, S::GROUP, 4>(x, extent.rows, stride, p.norm, S::EPS, staged(), padded, inverse(),
-                                        squares());
+                                           squares());
     } else {
       if (p.norm) x = weighted(x, stride, p.norm);
       if (fits) stage(x, extent.rows, stride, staged(), padded);

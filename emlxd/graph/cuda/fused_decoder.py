@@ -51,7 +51,7 @@ class FusedDecoder:
     @staticmethod
     def of(model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
         """For ``model``, compiled, which takes seconds; None if the kernel does not know it or the device."""
-        blocks = blocks_of(model) if _on_hopper() else None
+        blocks = blocks_of(model) if on_hopper() else None
         if blocks is None:
             return None
         try:
@@ -106,7 +106,8 @@ class FusedDecoder:
         return rows <= MAX_ROWS
 
 
-def _on_hopper() -> bool:
+def on_hopper() -> bool:
+    """Whether MLX's device is one that the kernel has run on."""
     return mx.device_info().get("compute_capability_major") == _HOPPER
 
 

@@ -10,8 +10,8 @@ constexpr int TILE = 8;  // rows of weights; an instruction takes a pair of tile
 constexpr int PAIR = 2;
 
 // [rows, columns]: bfloat16, or 4 bits with a scale and a bias for each group of columns. Unit u of it, of ``units``,
-// is the pair of tiles that begin at the rows u * unit_rows and u * unit_rows + apart. Scales and biases lie in the order
-// of items: [units, columns / 128, rows of a unit, groups, 2].
+// is the pair of tiles that begin at the rows u * unit_rows and u * unit_rows + apart. Scales and biases lie in the
+// order of items: [units, columns / 128, rows of a unit, groups, 2].
 struct Matrix {
   const unsigned char* data;
   const unsigned char* scales;

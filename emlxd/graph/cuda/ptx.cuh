@@ -19,7 +19,7 @@ __device__ __forceinline__ unsigned long long load_acquire(const unsigned long l
   return value;
 }
 
-// Adds 1, as both of these, and gives what was there before.
+// Adds 1 in the order of both of these, and gives what was there before.
 __device__ __forceinline__ unsigned fetch_increment(unsigned* p) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(p) : "memory");

@@ -37,6 +37,12 @@ class Block:
         return self.qkv, self.out, self.gate_up, self.down
 
 
+def may_take(spec: ModelSpec) -> bool:
+    """Whether the kernel computes decoders of this kind, if their weights are in a format that it reads."""
+    plain = all(not (layer.window or layer.experts or layer.recurrent) for layer in spec.layers)
+    return plain and _common(spec)
+
+
 def blocks_of(model: Transformer) -> list[Block] | None:
     """The layers of ``model``, or None if one of them, or the whole, is of another kind."""
     if model.dtype != mx.bfloat16 or not _common(model.spec):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +16,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
+AVAILABLE: Final = sys.platform == "linux" and shutil.which("g++") is not None
 HERE: Final = Path(__file__).parent
 PTX: Final = (files("emlxd.graph.cuda") / "ptx.cuh").read_text()
 SHARED: Final = "extern __shared__ __align__(16) unsigned char shared[];"
