@@ -36,14 +36,14 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32", help="sequences that decode together (default: 1,8,32)")
     parser.add_argument("--position", type=int, default=560, help="how long they are (default: 560)")
     options = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth, device = copy_bandwidth(), Device("cuda")
     for name in options.shapes:
         shape, _, bits = name.partition(":")
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder), shape, int(bits) if bits else None)
-            model = load_transformer(open_checkpoint(Path(folder)), Device("cuda"), max_context=CONTEXT)
+            model = load_transformer(open_checkpoint(Path(folder)), device, max_context=CONTEXT)
         rows = [int(one) for one in options.rows.split(",")]
-        fused = FusedDecoder.of(model, slots=max(rows), max_context=CONTEXT)
+        fused = device.fused_decoder(model, slots=max(rows), max_context=CONTEXT)
         if fused is None:
             sys.exit(f"{name}: no kernel for this model or this device")
         for count in rows:

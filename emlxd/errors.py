@@ -27,6 +27,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 class EmlxdError(Exception):
     """The root. ``message`` is safe to show to a client."""
@@ -179,3 +181,12 @@ class SourceError(UserError):
 
 class ModelFormatError(UserError):
     """Model files that are damaged or of a kind that emlxd does not know."""
+
+
+def message_in(body: bytes) -> str | None:
+    """That of an error in the form in which OpenAI's API, and emlxd's, answers with it."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return str(message) if message else None

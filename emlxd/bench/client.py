@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import h11
 import orjson
 
-from emlxd.errors import UserError
+from emlxd.errors import UserError, message_in
 
 READ_SIZE = 1 << 16
 
@@ -106,10 +106,7 @@ def _event(url: str, text: bytes) -> dict[str, Any]:
 
 def _said(body: bytes) -> str:
     """The message of an OpenAI error, or the beginning of what is none."""
-    text = body.decode(errors="replace").strip()
-    with suppress(ValueError, KeyError, TypeError):
-        text = orjson.loads(body)["error"]["message"] or text
-    return str(text)[:500]
+    return (message_in(body) or body.decode(errors="replace").strip())[:500]
 
 
 async def _body(

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from emlxd.errors import UserError
+from emlxd.errors import UserError, message_in
 
 Message = dict[str, str]
 
@@ -103,7 +103,7 @@ class Client:
             return response
         except urllib.error.HTTPError as error:
             with error:
-                said = _error_message(error.read()) or str(error)
+                said = message_in(error.read()) or str(error)
             hint = " Commands send the one in EMLXD_API_KEY." if error.code == 401 else ""
             raise Refused(error.code, said + hint) from None
         except (OSError, HTTPException, ValueError) as error:
@@ -118,10 +118,3 @@ def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         data = line.strip().removeprefix(b"data:").strip()
         if line.startswith(b"data:") and data != b"[DONE]":
             yield json.loads(data)
-
-
-def _error_message(body: bytes) -> str | None:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -91,6 +91,7 @@ Cells = tuple[mx.array, mx.array, mx.array]
 
 
 def cells(place: Place, heads: int, ring: int | None = None) -> Cells:
+    """Those of a step at ``place``, in a cache that keeps the whole context or a ring."""
     rows = place.rows
     if isinstance(rows, slice):
         rows = mx.arange(rows.start, rows.stop, dtype=mx.int32)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -50,12 +50,8 @@ def load_model(
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     sampling = _sampling(settings.sampling, generation_config)
     turn = turn or nullcontext()
-    try:
+    with freed_if_it_fails(runner.close, turn):
         _warm_up(runner, sampling, turn)
-    except BaseException:
-        with turn:
-            runner.close()
-        raise
     return Model(
         info=ModelInfo(
             architecture=runner.architecture,
@@ -78,6 +74,17 @@ def load_model(
     )
 
 
+@contextmanager
+def freed_if_it_fails(close: Callable[[], None], turn: AbstractContextManager[None]) -> Iterator[None]:
+    """For the first steps of a model that nobody else has yet."""
+    try:
+        yield
+    except BaseException:
+        with turn:
+            close()
+        raise
+
+
 def _warm_up(runner: Runner, usual: SamplingParams, turn: AbstractContextManager[None]) -> None:
     """Computes a short answer as most requests ask for it, and a greedy one.
 
@@ -85,7 +92,7 @@ def _warm_up(runner: Runner, usual: SamplingParams, turn: AbstractContextManager
     as those of requests do.
     """
     prompt = (0,) * min(WARM_UP, runner.max_context - 1)
-    for sampling in (usual, replace(usual, temperature=0.0)):
+    for sampling in dict.fromkeys((usual, replace(usual, temperature=0.0))):
         with turn:
             runner.prefill([PrefillRow(0, 0, prompt, Begin(sampling, prompt))]).read()
         with turn:

@@ -8,7 +8,7 @@ from typing import Final
 
 from emlxd.config import ModelSettings
 from emlxd.core import ModelInfo, SamplingParams, TextBatch, TokenizedText
-from emlxd.worker.load import read_tokenizer
+from emlxd.worker.load import freed_if_it_fails, read_tokenizer
 from emlxd.worker.pooling import PoolingModel
 
 WARM_UP: Final = TextBatch(((TokenizedText((0, 0), second_at=2),),), height=1, length=8)
@@ -20,12 +20,8 @@ def load_pooling(settings: ModelSettings, path: Path, turn: AbstractContextManag
 
     tokenizer = read_tokenizer(path)
     runner = open_embedder(path, settings, turn)
-    with turn:
-        try:
-            runner.run([WARM_UP])  # compiles most of what a request needs
-        except BaseException:
-            runner.close()
-            raise
+    with freed_if_it_fails(runner.close, turn), turn:
+        runner.run([WARM_UP])  # compiles most of what a request needs
     return PoolingModel(
         info=ModelInfo(
             architecture=runner.architecture,

@@ -184,7 +184,6 @@ def test_a_kernel_that_cannot_be_compiled_is_done_without(
     def fail(_: object) -> list[int]:
         raise RuntimeError("Failed to compile kernel: cuda_bf16.h not found")
 
-    monkeypatch.setattr(fused_decoder, "on_hopper", lambda: True)
     monkeypatch.setattr(fused_decoder, "_multiprocessors", lambda: 132)
     monkeypatch.setattr(table, "_addresses", fail)
     with capture_logs() as logs:
@@ -201,7 +200,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip("takes the GPU that the kernel is for, or a CPU, Linux and g++")
         monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_on_cpu.cuda_kernel)
         monkeypatch.setattr(table, "_addresses", cuda_on_cpu.addresses)
-        monkeypatch.setattr(fused_decoder, "on_hopper", lambda: True)
         monkeypatch.setattr(fused_decoder, "_multiprocessors", lambda: 3)
 
 

@@ -43,15 +43,16 @@ class FusedDecoder:
     def __init__(self, model: Transformer, blocks: Sequence[Block], shape: DecoderShape) -> None:
         self._model = model
         self._shape = shape
-        self._table = Table(model, blocks, places_of(shape)[0])
-        self._scratch = mx.zeros((places_of(self._shape)[1],), mx.uint8)
+        places, size = places_of(shape)
+        self._table = Table(model, blocks, places)
+        self._scratch = mx.zeros((size,), mx.uint8)
         self._kernels: dict[KernelShape, Kernel] = {}
         mx.eval(self._table.words, self._scratch)
 
     @staticmethod
     def of(model: Transformer, *, slots: int, max_context: int) -> FusedDecoder | None:
-        """For ``model``, compiled, which takes seconds; None if the kernel does not know it or the device."""
-        blocks = blocks_of(model) if on_hopper() else None
+        """For ``model``, compiled, which takes seconds; None if the kernel does not know it."""
+        blocks = blocks_of(model)
         if blocks is None:
             return None
         try:

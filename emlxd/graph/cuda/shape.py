@@ -12,6 +12,7 @@ WARPS: Final = 16  # of a block
 THREADS: Final = 32 * WARPS
 CHUNK: Final = 128  # columns of a matrix that two items have, or one in 4 bits
 TILE: Final = 8  # rows of a matrix that one instruction takes; they come in pairs
+UNIT: Final = 2 * TILE  # rows of a matrix that are computed together
 MAX_ROWS: Final = 32
 SPAN: Final = 256  # elements of a row that a warp normalises at once
 SHARED_BYTES: Final = 227 * 1024  # of a multiprocessor, all that one block can have
@@ -115,7 +116,7 @@ class KernelShape:
     @property
     def _sums_bytes(self) -> int:
         """For two units of each warp, or, while there are none, what each thread lays aside."""
-        return max(2 * WARPS * 8 * self.halves * (2 * TILE) * 4, 40 * THREADS)
+        return max(2 * WARPS * 8 * self.halves * UNIT * 4, 40 * THREADS)
 
     @property
     def _ring_bytes(self) -> int:
@@ -125,8 +126,8 @@ class KernelShape:
     def _items_bytes(self) -> int:
         """``Item::BYTES`` of items.cuh for each warp."""
         f = self.decoder.format
-        data = 2 * TILE * 128
-        scales = 2 * TILE * 4 * CHUNK // f.group
+        data = UNIT * 128
+        scales = UNIT * 4 * CHUNK // f.group
         return WARPS * (data if f.bits == 16 else data // 2 + scales)
 
     @property

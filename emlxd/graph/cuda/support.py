@@ -7,7 +7,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from emlxd.graph.cuda.shape import CHUNK, TILE
+from emlxd.graph.cuda.shape import CHUNK, UNIT
 from emlxd.graph.layers import HeadNorm, Linear, Mlp, Norm, Parallel
 from emlxd.graph.rope import FusedRope
 from emlxd.graph.self_attention import SelfAttention
@@ -39,20 +39,6 @@ class Block:
 
 def may_take(spec: ModelSpec) -> bool:
     """Whether the kernel computes decoders of this kind, if their weights are in a format that it reads."""
-    plain = all(not (layer.window or layer.experts or layer.recurrent) for layer in spec.layers)
-    return plain and _common(spec)
-
-
-def blocks_of(model: Transformer) -> list[Block] | None:
-    """The layers of ``model``, or None if one of them, or the whole, is of another kind."""
-    if model.dtype != mx.bfloat16 or not _common(model.spec):
-        return None
-    blocks = [_block(layer) for layer in model.layers]
-    found = [block for block in blocks if block is not None]
-    return found if len(found) == len(blocks) and _uniform(found, model.head) else None
-
-
-def _common(spec: ModelSpec) -> bool:
     share, rest = divmod(spec.heads, spec.kv_heads)
     sizes = (spec.hidden_size, spec.intermediate_size, spec.heads * spec.head_dim)
     return (
@@ -60,7 +46,7 @@ def _common(spec: ModelSpec) -> bool:
         and rest == 0
         and share <= _MOST_SHARED
         and not any(size % CHUNK for size in sizes)
-        and spec.vocab_size % (2 * TILE) == 0
+        and spec.vocab_size % UNIT == 0
         and spec.norm.kind == "rms"
         and not spec.norm.bias
         and spec.activation == "silu"
@@ -69,7 +55,17 @@ def _common(spec: ModelSpec) -> bool:
         and not spec.attention_soft_cap
         and spec.position_scale is None
         and (spec.qk_norm_spec or spec.norm).kind == "rms"
+        and not any(layer.window or layer.experts or layer.recurrent for layer in spec.layers)
     )
+
+
+def blocks_of(model: Transformer) -> list[Block] | None:
+    """The layers of ``model``, or None if one of them, or the whole, is of another kind."""
+    if model.dtype != mx.bfloat16 or not may_take(model.spec):
+        return None
+    blocks = [_block(layer) for layer in model.layers]
+    found = [block for block in blocks if block is not None]
+    return found if len(found) == len(blocks) and _uniform(found, model.head) else None
 
 
 def _block(layer: Layer) -> Block | None:
@@ -78,7 +74,7 @@ def _block(layer: Layer) -> Block | None:
         return None
     if attention_norm is None or mlp_norm is None or layer.attention_out or layer.mlp_out:
         return None
-    if mixer.window is not None or mixer.gated:
+    if mixer.gated:
         return None
     norm, rope = mixer.norm, mixer.rope
     if not (norm is None or isinstance(norm, HeadNorm)) or not (rope is None or isinstance(rope, FusedRope)):

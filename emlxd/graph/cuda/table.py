@@ -6,17 +6,16 @@ import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
-from emlxd.graph.cuda.shape import CHUNK, TILE
+from emlxd.graph.cuda.shape import CHUNK, TILE, UNIT
 from emlxd.graph.cuda.support import Block
 from emlxd.graph.layers import Linear, Norm
 from emlxd.graph.transformer import Transformer
 
 _STORE, _ADD, _GATE, _LOGITS = range(4)  # ``Phase::Kind`` of decode.cuh
-UNIT: Final = 2 * TILE  # rows of a matrix that are computed together
 
 
 class Table:
