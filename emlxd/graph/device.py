@@ -62,8 +62,8 @@ class Device:
             weigh=mx.compile(weigh) if compile else weigh,
         )
 
-    def rope(self, spec: RopeSpec, max_context: int) -> Rope:
-        return FusedRope(spec, max_context) if self.gpu else TableRope(spec, max_context)
+    def rope(self, spec: RopeSpec, max_context: int, dtype: mx.Dtype) -> Rope:
+        return TableRope(spec, max_context) if self._plain(dtype) else FusedRope(spec, max_context)
 
     @property
     def decodes_fused(self) -> bool:

@@ -32,7 +32,7 @@ def load_encoder(
     for index, layer in enumerate(spec.layers):
         with turn:
             if layer.rope and layer.rope not in ropes:
-                ropes[layer.rope] = device.rope(layer.rope, max_context)
+                ropes[layer.rope] = device.rope(layer.rope, max_context, take.dtype)
             rope = ropes[layer.rope] if layer.rope else None
             layers.append(_layer(take, spec, base, index, rope, activation))
     final, distances = spec.names.final_norm, f"{base}{spec.names.distances}.weight"

@@ -79,7 +79,7 @@ def _layers(
     layers = []
     for index, layer in enumerate(spec.layers):
         if layer.rope and id(layer.rope) not in ropes:
-            ropes[id(layer.rope)] = device.rope(layer.rope, max_context)
+            ropes[id(layer.rope)] = device.rope(layer.rope, max_context, take.dtype)
         with turn:
             layers.append(build_layer(take, spec, layer, index, ropes.get(id(layer.rope)), functions))
     return tuple(layers)

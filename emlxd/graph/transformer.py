@@ -95,15 +95,15 @@ class Transformer:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[..., D] -> float32 [..., vocab_size]"""
-        return self.scaled(self.head(self.norm(hidden)).astype(mx.float32))
+        return self.scaled(self.head(self.norm(hidden)))
 
     def scaled(self, logits: mx.array) -> mx.array:
-        """What some families do to the head's output."""
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        if cap := self.spec.logit_soft_cap:
-            logits = cap * mx.tanh(logits / cap)
-        return logits
+        """What some families do to the head's output, in the model's dtype as mlx-lm does it -> float32"""
+        scale, cap = self.spec.logit_scale, self.spec.logit_soft_cap
+        if scale != 1.0 or cap:
+            logits = logits.astype(self.dtype) * scale
+            logits = cap * mx.tanh(logits / cap) if cap else logits
+        return logits.astype(mx.float32)
 
     def arrays(self) -> list[mx.array]:
         """Every weight once, also when the head is the embedding."""

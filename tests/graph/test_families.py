@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import ernie4_5_moe
 
 from emlxd.graph.attention import Place
@@ -24,6 +24,7 @@ from emlxd.graph.runner import MlxRunner
 from emlxd.graph.transformer import Transformer
 from tests import agreement, device
 from tests.agreement import assert_greedy, chooses_experts
+from tests.device import only_on_cpu
 from tests.graph import tiny
 from tests.graph.test_parity import generate
 from tests.graph.tiny_families import CONFIGS, oracle_of
@@ -80,6 +81,33 @@ def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kin
     expected = oracle(mx.array([PROMPT]))[0].astype(mx.float32)
     assert_prefill_agrees(model, expected)
     assert_decode_agrees(model, oracle)
+
+
+NOT_IN_HALVES = {family for family, config in CONFIGS.items() if any("experts" in key for key in config)}
+"""MLX has no products with chosen experts in 16 bits on a CPU."""
+
+MORE_EXACT = {"lfm2", "qwen3_5"}
+"""Recurrences are summed up in float32 here, whatever the dtype."""
+
+LESS_EXACT = {"stablelm"}
+"""mlx-lm computes its attention in float32."""
+
+
+@only_on_cpu("a GPU's kernels depend on sizes, and mlx-lm's own answers on the rows beside them")
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - NOT_IN_HALVES - MORE_EXACT - LESS_EXACT))
+def test_bfloat16_is_rounded_where_mlx_lm_rounds(tmp_path: Path, family: str, kind: Any) -> None:
+    """Bit by bit: two tokens are often a rounding apart, and which is likelier decides on the text."""
+    oracle, config = oracle_of(family)
+    oracle.update(tree_map(lambda array: array.astype(mx.bfloat16), oracle.parameters()))
+    checkpoint = open_checkpoint(tiny.save(tmp_path, oracle, config))
+    model = load_transformer(checkpoint, Device(kind), max_context=CONTEXT, dtype="bfloat16")
+    tokens, length = mx.array([PROMPT]), len(PROMPT)
+    place = Place(slice(0, 1), mx.array([0]), length, length)
+    hidden = model.forward(tokens, place, KVCache(model.spec, 1, CONTEXT, model.dtype).layers)
+    assert hidden.dtype == mx.bfloat16
+    assert mx.array_equal(model.logits(hidden), oracle(tokens).astype(mx.float32))
 
 
 MOE = {
