@@ -136,10 +136,7 @@ class QueueFull(RequestError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after = 1
 
 
 class ServerFault(EmlxdError):

@@ -130,7 +130,7 @@ class FakeWorker:
 
     def submit(self, request: GenerateRequest) -> Generation:
         if len(self._tasks) >= self.max_running:
-            raise QueueFull("The queue is full.", retry_after=7)
+            raise QueueFull("The queue is full.")
         self.submitted.append(request)
         generation = Generation(request, self._cancel)
         task = asyncio.create_task(self._answer(generation))

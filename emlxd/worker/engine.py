@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Final
 
 from emlxd.core import Failed, TokenLogprob
@@ -49,20 +48,15 @@ class Engine:
         mailbox: Mailbox,
         now: Callable[[], float] = time.monotonic,
         max_draft: int = 0,
-        timeout: float = 0.0,
         disk: DiskCache | None = None,
     ) -> None:
-        """``max_draft`` is the length of the drafts that are checked, 0 is no speculation.
-
-        ``timeout`` is how many seconds a request may take from its arrival on, 0 is for ever.
-        """
+        """``max_draft`` is the length of the drafts that are checked, 0 is no speculation."""
         self._runner = runner
         self._scheduler = scheduler
         self._pacer = pacer
         self._mailbox = mailbox
         self._now = now
         self._max_draft = max_draft
-        self._timeout = timeout
         self._requests: dict[str, list[Sequence]] = {}
         self._flights: list[Flight] = []  # dispatched by the step before
         self._launched: list[Flight] = []  # dispatched by this step
@@ -125,16 +119,13 @@ class Engine:
         self._mailbox.flush()
 
     def _end_late_requests(self) -> None:
-        """Fails requests that take too long.
-
-        The oldest is first, so the first with time left ends the search.
-        """
-        if not self._timeout:
-            return
-        latest = self._now() - self._timeout
-        late = takewhile(lambda answers: answers[0].clock.arrived < latest, self._requests.values())
-        ids = [answers[0].request.id for answers in late]
-        self._fail(ids, RequestTimedOut(f"The answer took longer than {self._timeout:g} seconds."))
+        """Fails requests that take too long."""
+        now = self._now()
+        late = [id for id, answers in self._requests.items() if answers[0].clock.deadline < now]
+        for id in late:
+            clock = self._requests[id][0].clock
+            allowed = clock.deadline - clock.arrived
+            self._fail([id], RequestTimedOut(f"The answer took longer than {allowed:g} seconds."))
         self._free_slots()
 
     def _speculate(self) -> bool:

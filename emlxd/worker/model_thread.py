@@ -9,10 +9,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from emlxd.core import ModelInfo
-from emlxd.errors import Unavailable
+from emlxd.errors import EmlxdError, QueueFull, ServerFault, Unavailable
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
 
@@ -30,6 +30,9 @@ class ModelThread(ABC, Generic[Message]):
     """One loaded model. Public methods are called on the event loop, abstract ones that begin with _ on the
     model's thread.
     """
+
+    _doing: ClassVar[str]  # "The model failed while it ..."
+    _smaller: ClassVar[str]  # "It ran out of memory. Try again, or ..."
 
     def __init__(self, name: str, gate: Gate) -> None:
         """Threads on one device share its ``gate``."""
@@ -92,8 +95,22 @@ class ModelThread(ABC, Generic[Message]):
         for texts in (self._text, self._long_text):
             texts.shutdown(wait=False, cancel_futures=True)
 
+    def _send(self, message: Message) -> bool:
+        """Gives whether the thread will read it: it may have ended meanwhile."""
+        self._inbox.put(message)
+        return self.alive
+
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"The model '{self.name}' is not available.")
+
+    def _full(self) -> QueueFull:
+        return QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
+
+    def _fault(self, *, out_of_memory: bool) -> EmlxdError:
+        """What the requests of a failed step end with."""
+        if out_of_memory:
+            return Unavailable(f"The model '{self.name}' ran out of memory. Try again, or {self._smaller}.")
+        return ServerFault(f"The model '{self.name}' failed while it {self._doing}.")
 
     async def _in_text_thread(self, work: Callable[[], T], length: int = 0) -> T:
         """What ``work`` makes of a text of about ``length`` characters."""

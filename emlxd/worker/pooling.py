@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NoReturn, Protocol
@@ -14,7 +15,7 @@ import structlog
 
 from emlxd.config import ModelSettings
 from emlxd.core import GenerateRequest, ModelInfo, Shape, TextBatch, TokenizedText, WorkerStats
-from emlxd.errors import QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.errors import RequestError, Unavailable
 from emlxd.text.dialect import Wishes
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
@@ -77,16 +78,13 @@ class _Job:
         return self.future.done()
 
     def finish(self) -> None:
-        """Delivers the vectors if all are there."""
-        if (
-            len(self.vectors) == len(self.texts)
-            and not self.over
-            and self.future.set_running_or_notify_cancel()
-        ):
-            self.future.set_result([self.vectors[place] for place in range(len(self.texts))])
+        """Delivers the vectors if all are there and somebody still waits for them."""
+        if len(self.vectors) == len(self.texts):
+            with suppress(InvalidStateError):
+                self.future.set_result([self.vectors[place] for place in range(len(self.texts))])
 
     def fail(self, error: Exception) -> None:
-        if not self.over and self.future.set_running_or_notify_cancel():
+        with suppress(InvalidStateError):  # it is over
             self.future.set_exception(error)
 
 
@@ -108,6 +106,8 @@ class _Lane:
 class PoolingWorker(ModelThread[_Job]):
     """One loaded model that makes something of whole texts."""
 
+    _doing = "read the texts"
+    _smaller = "with fewer texts"
     _route = ""
 
     def __init__(self, settings: ModelSettings, load: Callable[[], PoolingModel], gate: Gate) -> None:
@@ -177,9 +177,10 @@ class PoolingWorker(ModelThread[_Job]):
         if not self.alive:
             raise self._unavailable()
         if self._running + self._inbox.qsize() > self._max_queue:
-            raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
+            raise self._full()
         job = _Job(texts, Future())
-        self._inbox.put(job)
+        if not self._send(job):
+            job.fail(self._unavailable())
         return await asyncio.wrap_future(job.future)
 
     def _refuse(self) -> NoReturn:
@@ -236,15 +237,16 @@ class PoolingWorker(ModelThread[_Job]):
 
     def _step(self, runner: PoolingRunner, lanes: Sequence[_Lane]) -> None:
         members = [member for lane in lanes for member in lane.members]
+        started = time.monotonic()
         try:
             made = runner.run([lane.batch for lane in lanes])
         except Exception as error:
             shed = runner.out_of_memory(error)
             log.exception("step failed", model=self.name, texts=len(members), out_of_memory=shed)
             for job, _ in members:
-                job.fail(_fault(self.name, out_of_memory=shed))
+                job.fail(self._fault(out_of_memory=shed))
             return
-        self._meters.step_seconds.observe(time.monotonic() - self._heartbeat)
+        self._meters.step_seconds.observe(time.monotonic() - started)
         self._meters.step_batch_size.observe(len(members))
         self._meters.traces = runner.traces
         for (job, place), vector in zip(members, chain.from_iterable(made), strict=True):
@@ -309,9 +311,3 @@ def _next_texts(jobs: Sequence[_Job]) -> list[tuple[_Job, int]]:
         texts += [(job, job.taken + place) for place in range(count)]
         job.taken += count
     return texts
-
-
-def _fault(model: str, *, out_of_memory: bool) -> Unavailable | ServerFault:
-    if out_of_memory:
-        return Unavailable(f"The model '{model}' ran out of memory. Try again, or with fewer texts.")
-    return ServerFault(f"The model '{model}' failed while it read the texts.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -23,9 +24,13 @@ from emlxd.worker.speculation import PromptLookup
 
 @dataclass(slots=True)
 class Clock:
-    """When a sequence passed its stations, in seconds of a monotonic clock; 0 is 'not yet'."""
+    """When a sequence passed its stations, in seconds of a monotonic clock; 0 is 'not yet'.
+
+    Its request fails if it has not ended at ``deadline``.
+    """
 
     arrived: float = 0.0
+    deadline: float = math.inf
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0

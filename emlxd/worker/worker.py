@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import structlog
 
 from emlxd.config import ModelSettings
 from emlxd.core import GenerateRequest, ModelInfo, Shape, Usage, WorkerStats
-from emlxd.errors import EmlxdError, QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.errors import RequestError, Unavailable
 from emlxd.text.answer import Answer
 from emlxd.text.dialect import Dialect, Wishes
 from emlxd.text.grammar import GrammarCompiler
@@ -80,6 +81,9 @@ class _Cancel:
 class Worker(ModelThread[_Submit | _Cancel]):
     """One loaded model that writes text."""
 
+    _doing = "computed the answer"
+    _smaller = "a shorter prompt"
+
     def __init__(self, options: WorkerOptions, load: Callable[[], Model], gate: Gate) -> None:
         """``load`` is called on the worker's thread."""
         super().__init__(options.name, gate)
@@ -92,6 +96,8 @@ class Worker(ModelThread[_Submit | _Cancel]):
         self._disk: DiskCache | None = None
         self._engine: Engine | None = None
         self._memory: Mapping[str, int] = {}
+        self._sent = 0  # answers that were ever put into the inbox, and taken out of it
+        self._taken = 0
 
     @property
     def info(self) -> ModelInfo:
@@ -117,7 +123,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
         info = self.info
         return WorkerStats(
             running=engine.running,
-            waiting=engine.waiting + self._inbox.qsize(),
+            waiting=self._waiting(engine),
             slots=info.slots,
             kv_tokens=engine.kv_tokens,
             kv_capacity=info.slots * info.max_context,
@@ -173,16 +179,15 @@ class Worker(ModelThread[_Submit | _Cancel]):
         engine = self._running_engine
         if not self.alive:
             raise self._unavailable()
-        queued = engine.running + engine.waiting + self._inbox.qsize()
-        if queued >= self.info.slots + self._options.max_queue:
-            raise QueueFull(f"The queue of the model '{self.name}' is full. Try again later.")
+        if engine.running + self._waiting(engine) >= self.info.slots + self._options.max_queue:
+            raise self._full()
         answers: list[Sequence] = []
         generation = Generation(request, self._cancel, lambda: _spent(answers))
         answers += [self._answer(request, generation, index) for index in range(request.n)]
         for answer in answers[1:]:
             answer.leader = answers[0]
-        self._inbox.put(_Submit(answers))
-        if not self.alive:  # it ended meanwhile, and nobody reads the inbox any more
+        self._sent += len(answers)
+        if not self._send(_Submit(answers)):
             generation.fail(self._unavailable())
         return generation
 
@@ -196,6 +201,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
     def _answer(self, request: GenerateRequest, generation: Generation, index: int) -> Sequence:
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed + index
+        now = time.monotonic()
         return Sequence(
             request=request,
             generation=generation,
@@ -211,7 +217,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             index=index,
             adapter=self.adapters[request.adapter] if request.adapter else Adapter(),
             lookup=self._lookup(request),
-            clock=Clock(time.monotonic()),
+            clock=Clock(now, now + (self._options.request_timeout or math.inf)),
         )
 
     def _lookup(self, request: GenerateRequest) -> PromptLookup | None:
@@ -245,7 +251,6 @@ class Worker(ModelThread[_Submit | _Cancel]):
             PrefillPacer(self._options.prefill_slice),
             self._mailbox,
             max_draft=self._options.max_draft,
-            timeout=self._options.request_timeout,
             disk=self._disk,
         )
 
@@ -264,13 +269,17 @@ class Worker(ModelThread[_Submit | _Cancel]):
     def _fail_rest(self, error: Unavailable) -> None:
         while not self._inbox.empty():
             if isinstance(message := self._inbox.get(), _Submit):
-                self._running_engine.add(message.answers)
+                self._take(self._running_engine, message.answers)
         self._running_engine.fail_all(error)
         if self._disk:
             self._disk.close()
 
     def _free(self) -> None:
         self._model.runner.close()
+
+    def _waiting(self, engine: Engine) -> int:
+        """Answers that wait for a slot, those in the inbox too."""
+        return engine.waiting + self._sent - self._taken
 
     @property
     def _running_engine(self) -> Engine:
@@ -290,7 +299,11 @@ class Worker(ModelThread[_Submit | _Cancel]):
             shed = self._model.runner.out_of_memory(error)
             log.exception("step failed", model=self.name, requests=engine.request_ids, out_of_memory=shed)
             error.__traceback__ = None  # its frames hold arrays of the step
-            engine.recover(_fault(self.name, out_of_memory=shed), shed=shed)
+            engine.recover(self._fault(out_of_memory=shed), shed=shed)
+
+    def _take(self, engine: Engine, answers: list[Sequence]) -> None:
+        self._taken += len(answers)
+        engine.add(answers)
 
     def _read_inbox(self) -> bool:
         """Takes all messages, waiting for one if there is nothing to compute. False when it is time to go."""
@@ -300,7 +313,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             self._heartbeat = time.monotonic()  # before it is busy: it may have been idle for long
             match message:
                 case _Submit(answers):
-                    engine.add(answers)
+                    self._take(engine, answers)
                 case _Cancel(request_id):
                     engine.cancel(request_id)
                 case Close():
@@ -324,9 +337,3 @@ def _spent(answers: Rows[Sequence]) -> Usage:
         cached_tokens=usages[0].cached_tokens,
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )
-
-
-def _fault(model: str, *, out_of_memory: bool) -> EmlxdError:
-    if out_of_memory:
-        return Unavailable(f"The model '{model}' ran out of memory. Try again, or a shorter prompt.")
-    return ServerFault(f"The model '{model}' failed while it computed the answer.")

@@ -256,7 +256,7 @@ async def test_trailing_slashes(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("failure", "kind", "retry_after"),
     [
-        (QueueFull("full", retry_after=7), openai.RateLimitError, "7"),
+        (QueueFull("full"), openai.RateLimitError, "1"),
         (Unavailable("loading", retry_after=3), openai.InternalServerError, "3"),
         (ServerFault("broken"), openai.InternalServerError, None),
     ],

@@ -379,7 +379,7 @@ async def test_fields_that_ask_for_nothing_are_accepted(http: httpx.AsyncClient)
 @pytest.mark.parametrize(
     ("failure", "status", "type"),
     [
-        (QueueFull("full", retry_after=7), 429, "rate_limit_error"),
+        (QueueFull("full"), 429, "rate_limit_error"),
         (Unavailable("loading", retry_after=3), 529, "overloaded_error"),
         (ServerFault("broken"), 500, "api_error"),
     ],

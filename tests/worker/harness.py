@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -114,7 +115,7 @@ class Drive:
         chunk: int = 64,
         eos: Set[int] = frozenset(),
         max_draft: int = 0,
-        timeout: float = 0.0,
+        timeout: float = math.inf,
         disk: DiskCache | None = None,
     ) -> None:
         self.max_draft = max_draft
@@ -128,9 +129,9 @@ class Drive:
             Post(),  # type: ignore[arg-type]
             lambda: self.now,
             max_draft,
-            timeout,
             disk,
         )
+        self._timeout = timeout
         self._eos = eos
 
     def submit(
@@ -146,7 +147,7 @@ class Drive:
                 _seeded(request, index),
                 index,
                 adapter or Adapter(),
-                clock=Clock(self.now),
+                clock=Clock(self.now, self.now + self._timeout),
             )
             for index in range(request.n)
         ]
@@ -192,7 +193,7 @@ class Harness(Drive):
         eos: Set[int] = frozenset({0}),
         blocks: int = 0,
         max_draft: int = 0,
-        timeout: float = 0.0,
+        timeout: float = math.inf,
         recurrent: bool = False,
         checkpoints: int = 0,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -238,6 +239,19 @@ async def test_closing_fails_what_waits_and_frees_the_model(
     assert runner.closed
     with pytest.raises(Unavailable):
         await worker.embed([[1]])
+
+
+async def test_texts_for_a_worker_that_ends_meanwhile(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    await worker.start()
+    alive = iter([True, False])
+    monkeypatch.setattr(EmbeddingWorker, "alive", property(lambda self: next(alive)))
+    monkeypatch.setattr(worker, "_inbox", queue.SimpleQueue())  # which nobody reads
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(worker.embed([[1]]), 20)
+    monkeypatch.undo()
 
 
 async def test_a_model_is_freed_when_it_is_its_turn(make_worker: MakeWorker, runner: StepRunner) -> None:

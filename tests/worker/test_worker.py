@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from emlxd.config import ModelSettings, Source
 from emlxd.core import Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
 from emlxd.text.chat_template import ChatTemplate
@@ -177,6 +179,30 @@ async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
         worker.submit(request(f"r{number}"))
     with pytest.raises(QueueFull):
         worker.submit(request("r3"))
+
+
+async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    await worker.start()
+    worker.submit(replace(request("many"), n=3))
+    stats = worker.stats()
+    assert stats is not None and stats.running + stats.waiting == 3
+    with pytest.raises(QueueFull):
+        worker.submit(request("one more"))
+
+
+async def test_a_time_limit_holds_from_the_next_request_on(
+    make_worker: MakeWorker, runner: GatedRunner
+) -> None:
+    worker = make_worker()
+    await worker.start()
+    earlier = worker.submit(request("earlier"))
+    worker.retune(ModelSettings(name="fake", source=Source(path=Path()), max_queue=1, request_timeout=1e-9))
+    later = worker.submit(request("later"))
+    runner.steps.release(10)
+    assert isinstance((await read(earlier))[-1], Finished)
+    (failed,) = await read(later)
+    assert isinstance(failed, Failed) and failed.error.status == 408
 
 
 async def test_a_failing_step_answers_and_the_worker_goes_on(
