@@ -70,7 +70,7 @@ class Operator:
 
     async def load(self, name: str) -> None:
         """Raises ModelNotFound, and Unavailable with the reason."""
-        await self._registry.load_now(self._registry.find(name))
+        await self._registry.load_now(name)
 
     def unload(self, name: str) -> None:
         """Raises ModelNotFound. Requests that run finish first."""

@@ -306,14 +306,17 @@ class Registry:
             entry.resident.settings = settings
             entry.resident.worker.retune(settings)
 
-    async def load_now(self, entry: ModelEntry) -> None:
-        """Loads the model if it is not in memory. Raises what its loading failed with."""
-        entry.retry_at = 0.0
-        while entry.usable is None:
+    async def load_now(self, name: str) -> None:
+        """Loads the model if it is not in memory. Raises ModelNotFound, and what its loading failed with."""
+        self.find(name).retry_at = 0.0
+        while (entry := self.find(name)).usable is None:  # a reload may have put another one in its place
             await self._progress(entry)
 
     def tick(self) -> None:
-        """To be called every second: idle models leave, wanted ones that died or failed are loaded again."""
+        """To be called every second.
+
+        Idle models leave, evicted ones are forgotten, wanted ones that died or failed are loaded again.
+        """
         for entry in self._entries.values():
             if entry.dead:
                 log.error("worker died", model=entry.name)

@@ -230,7 +230,7 @@ async def test_what_an_operator_unloads_is_no_reason_to_be_unready() -> None:
     registry.tick()
     await settle()
     assert registry.ready and house.in_memory == []
-    await registry.load_now(registry.find("a"))
+    await registry.load_now("a")
     assert house.in_memory == ["a"]
 
 

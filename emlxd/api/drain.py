@@ -14,8 +14,9 @@ _ID_DIGITS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Running:
-    """A generation that a client waits for. ``request_id`` is the HTTP request's; several may share one."""
+    """A generation that a client waits for. Its ids are those of the ``Exchange``; several may share them."""
 
+    generation_id: str
     request_id: str
     model: str
     route: str
@@ -56,10 +57,16 @@ class Drain:
     def abort(self, id: str) -> None:
         """End what the request ``id`` runs with an error. Raises RequestNotFound.
 
-        The id may be that of the HTTP request or that of its answer: they end alike.
+        The id may be that of the HTTP request, the client's own too, or that of its answer, which ends as
+        the generation's does.
         """
         digits = id[-_ID_DIGITS:]
-        own = [one for one in self._running if len(digits) == _ID_DIGITS and one.request_id.endswith(digits)]
+        known = len(digits) == _ID_DIGITS
+        own = [
+            one
+            for one in self._running
+            if one.request_id == id or (known and one.generation_id.endswith(digits))
+        ]
         if not own:
             raise RequestNotFound(id)
         _fail(own, RequestError("The request was aborted by the server's operator.", code="request_aborted"))

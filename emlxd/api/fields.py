@@ -234,14 +234,21 @@ def validate(kind: type[B], data: Mapping[str, Any]) -> B:
 
 
 def _refuse(data: Mapping[str, Any], refused: Refusals) -> None:
+    if name := refused_field(data, refused):
+        raise RequestError(
+            f"The parameter '{name}' is not supported by this server.",
+            param=name,
+            code="unsupported_parameter",
+        )
+
+
+def refused_field(data: Mapping[str, Any], refused: Refusals) -> str | None:
+    """The first of ``refused`` with which ``data`` asks for something."""
     for name, neutral in refused.items():
         value = data.get(name)
         if value is not None and not any(_same(value, nothing) for nothing in neutral):
-            raise RequestError(
-                f"The parameter '{name}' is not supported by this server.",
-                param=name,
-                code="unsupported_parameter",
-            )
+            return name
+    return None
 
 
 def _same(value: Any, nothing: Any) -> bool:

@@ -149,7 +149,9 @@ def _or(asked: T | None, default: T) -> T:
 
 def _start(services: Services, worker: Worker, request: GenerateRequest, exchange: Exchange) -> Run:
     run = Run(worker.submit(request), services.metrics, worker.name, exchange)
-    running = Running(exchange.generation_id, worker.name, exchange.route, run.generation)
+    running = Running(
+        exchange.generation_id, exchange.request_id, worker.name, exchange.route, run.generation
+    )
     services.drain.add(running)
     exchange.cleanup.callback(services.drain.discard, running)
     exchange.cleanup.callback(run.close)

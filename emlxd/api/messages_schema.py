@@ -124,6 +124,12 @@ class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
 
+    @model_validator(mode="after")
+    def _nothing_to_budget(self) -> Thinking:
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise field_error("budget_tokens", "not allowed when 'type' is 'disabled'")
+        return self
+
 
 class MessagesPrompt(Body):
     """What /v1/messages/count_tokens takes, and /v1/messages beside how to answer."""

@@ -21,6 +21,7 @@ from emlxd.api.fields import (
     TopK,
     field_error,
     one_or_several,
+    refused_field,
     strings,
 )
 from emlxd.api.json_values import Json
@@ -46,9 +47,8 @@ class Part(Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        for name, neutral in cls.refused.items():
-            if isinstance(value, dict) and value.get(name) not in (None, *neutral):
-                raise field_error(name, "not supported by this server")
+        if isinstance(value, dict) and (name := refused_field(value, cls.refused)):
+            raise field_error(name, "not supported by this server")
         return value
 
 

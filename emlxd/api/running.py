@@ -19,7 +19,7 @@ def routes(services: Services) -> Blueprint:
 
     @blueprint.get("/admin/requests")
     async def list_requests() -> Response:
-        by_request = groupby(services.drain.running, key=lambda one: one.request_id)
+        by_request = groupby(services.drain.running, key=lambda one: one.generation_id)
         return json_response({"requests": [request_object(list(group)) for _, group in by_request]})
 
     @blueprint.post("/admin/requests/<id>/abort")
@@ -35,7 +35,7 @@ def request_object(generations: Sequence[Running]) -> dict[str, Any]:
     first = generations[0]
     requests = [one.generation.request for one in generations]
     return {
-        "id": first.request_id,
+        "id": first.generation_id,
         "model": first.model,
         "endpoint": first.route,
         "seconds": round(time.monotonic() - first.started, 3),

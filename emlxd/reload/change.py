@@ -29,6 +29,7 @@ class Change:
         self._before = {entry.name: entry for entry in registry.models}
         self._staged: dict[str, Resident] = {}
         self._held: list[ModelEntry] = []
+        self._left: list[ModelEntry] = []  # those of them that were in memory
 
     async def run(self) -> None:
         """Raises what loading a new model raises; then the registry is as before."""
@@ -87,12 +88,16 @@ class Change:
         for entry in self._held:
             if entry.loading is not None:
                 await asyncio.shield(entry.loading)
+            if entry.usable:
+                self._left.append(entry)
             self._registry.discard(entry)
 
     def _undo(self) -> None:
         for resident in self._staged.values():
             resident.leases -= 1
             self._residents.retire(resident)
+        for entry in self._left:
+            entry.wanted = True
         self._release()
 
     def _release(self) -> None:

@@ -82,14 +82,14 @@ class Reloader:
                 put_in_force = self._apply(new)
                 found = plan(self.settings, new)
                 await self._change_models(found, new)
+                self.settings = new
+                put_in_force()
             except EmlxdError as error:
                 raise self._failed(found, error) from None
             except Exception as error:
                 log.exception("reload failed")
                 reason = ServerFault("The reload failed in a way that was not foreseen; see the log.")
                 raise self._failed(found, reason) from error
-            put_in_force()
-            self.settings = new
             self._succeeded(found)
             return found
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import structlog
 from watchfiles import awatch
+
+log = structlog.get_logger(__name__)
 
 DEBOUNCE: Final = 300  # milliseconds in which several changes are one
 LOOK: Final = 5000  # milliseconds after which the file is looked at anyway: its folder may have gone
@@ -20,23 +24,40 @@ async def changes(path: Path) -> AsyncIterator[None]:
     are the folders of every link on the way to it, whose targets may move.
     """
     seen = fingerprint(path)
+    async for stirred in _looks(path):
+        found = fingerprint(path)
+        between = found is None and stirred  # an editor's two steps: wait for a quiet look
+        if found != seen and not between:
+            seen = found
+            yield
+
+
+async def _looks(path: Path) -> AsyncIterator[bool]:
+    """Yields when it is time to look at the file, whether something in its folders has just changed."""
+    watching = True
     while True:
         folders = watched_folders(path)
-        async for events in awatch(
-            *folders,
-            watch_filter=None,
-            debounce=DEBOUNCE,
-            rust_timeout=LOOK,
-            yield_on_timeout=True,
-            recursive=False,
-        ):
-            found = fingerprint(path)
-            between = found is None and bool(events)  # an editor's two steps: wait for a quiet look
-            if found != seen and not between:
-                seen = found
-                yield
-            if watched_folders(path) != folders:
-                break
+        try:
+            async for events in awatch(
+                *folders,
+                watch_filter=None,
+                debounce=DEBOUNCE,
+                rust_timeout=LOOK,
+                yield_on_timeout=True,
+                recursive=False,
+            ):
+                watching = True
+                yield bool(events)
+                if watched_folders(path) != folders:
+                    break
+        except (OSError, RuntimeError) as error:  # no file descriptor is left, or a folder has just gone
+            if watching:
+                log.warning(
+                    "the file is looked at every few seconds: it cannot be watched", reason=str(error)
+                )
+            watching = False
+            await asyncio.sleep(LOOK / 1000)
+            yield False
 
 
 def fingerprint(path: Path) -> bytes | None:

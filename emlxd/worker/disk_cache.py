@@ -65,11 +65,12 @@ class DiskCache:
             self._sizes.move_to_end(key)
         try:
             content = self._path(key).read_bytes()
-            os.utime(self._path(key))
         except OSError:
             content = b""
         block = content[CHECKSUM_BYTES:]
         if content[:CHECKSUM_BYTES] == _checksum(block):
+            with suppress(OSError):  # the disk may have become read-only
+                os.utime(self._path(key))
             return block
         self._forget(key)
         return None
@@ -135,7 +136,8 @@ class DiskCache:
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._sizes.pop(key, None)
-        self._path(key).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path(key).unlink()
 
     def _warn(self, error: OSError) -> None:
         """A full or broken disk: go on with what is there, and say so."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+from pydantic import ValidationError
+
 from emlxd.config import ModelSettings, SamplingDefaults
 from emlxd.core import ModelInfo, SamplingParams
 from emlxd.graph.batch import Begin, PrefillRow
@@ -18,6 +21,8 @@ from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.runner import Runner
 from emlxd.worker.sequence import Adapter
 
+log = structlog.get_logger(__name__)
+
 WARM_UP: Final = 16  # tokens of a prompt
 KV_FORMAT: Final = 2  # raise it with every change of how the prefix cache lays out its blocks
 
@@ -26,15 +31,15 @@ KV_FORMAT: Final = 2  # raise it with every change of how the prefix cache lays 
 class Model:
     """A loaded model: how it is run, and how its text is read and written.
 
-    ``generation_config`` is what its own files say of sampling. ``fingerprint`` differs for whatever makes
-    its K/V differ. ``adapters`` are by name.
+    ``sampling`` is what its own files say of it. ``fingerprint`` differs for whatever makes its K/V differ.
+    ``adapters`` are by name.
     """
 
     info: ModelInfo
     runner: Runner
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     fingerprint: str = ""
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
@@ -46,9 +51,9 @@ def load_model(
     from emlxd.graph.open import open_runner
 
     tokenizer = read_tokenizer(path)
-    generation_config = read_object(path / "generation_config.json")
+    own = _own_sampling(path / "generation_config.json")
     runner = open_runner(path, settings, tokenizer.eos_ids, turn)
-    sampling = _sampling(settings.sampling, generation_config)
+    sampling = _sampling(settings.sampling, own)
     turn = turn or nullcontext()
     with freed_if_it_fails(runner.close, turn):
         _warm_up(runner, sampling, turn)
@@ -64,7 +69,7 @@ def load_model(
         runner=runner,
         tokenizer=tokenizer,
         template=_template(tokenizer),
-        generation_config=generation_config,
+        sampling=own,
         fingerprint=_fingerprint(settings, path, runner.max_context),
         adapters={
             adapter.name: Adapter(number, repr((adapter.name, _identity(adapter.source.path))).encode())
@@ -102,7 +107,7 @@ def _warm_up(runner: Runner, usual: SamplingParams, turn: AbstractContextManager
 
 def retuned(model: Model, settings: ModelSettings) -> Model:
     """The same loaded model with the defaults for requests that ``settings`` have."""
-    sampling = _sampling(settings.sampling, model.generation_config)
+    sampling = _sampling(settings.sampling, model.sampling)
     return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
 
 
@@ -139,14 +144,29 @@ def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
     return ChatTemplate(source, tokenizer.special_tokens) if source else None
 
 
-def _sampling(settings: SamplingDefaults, model: Mapping[str, Any]) -> SamplingParams:
+def _own_sampling(path: Path) -> SamplingDefaults:
+    """Of a model's generation_config.json. Raises ModelFormatError for one that is no JSON.
+
+    What makes no sense in it is not worth refusing the model: a warning says that it is left out.
+    """
+    found = read_object(path)
+    if found.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    known = {name: found[name] for name in SamplingDefaults.model_fields if name in found}
+    try:
+        return SamplingDefaults.model_validate(known)
+    except ValidationError as error:
+        wrong = {str(mistake["loc"][0]): mistake["msg"] for mistake in error.errors()}
+        log.warning("the model's own sampling is left out in part", file=str(path), **wrong)
+        return SamplingDefaults(**{name: value for name, value in known.items() if name not in wrong})
+
+
+def _sampling(settings: SamplingDefaults, own: SamplingDefaults) -> SamplingParams:
     """The defaults for requests: the values of config.yaml, else the model's own, else OpenAI's."""
     usual = SamplingParams()
-    if model.get("do_sample") is False:
-        model = {"temperature": 0.0}
 
     def pick(name: str) -> Any:
-        own = getattr(settings, name)
-        return own if own is not None else model.get(name) or getattr(usual, name)
+        values = [getattr(some, name) for some in (settings, own, usual)]
+        return next(value for value in values if value is not None)
 
-    return SamplingParams(**{name: pick(name) for name in ("temperature", "top_p", "top_k", "min_p")})
+    return SamplingParams(**{name: pick(name) for name in SamplingDefaults.model_fields})

@@ -344,6 +344,7 @@ def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "high"}}, "output_config"),
         ({"messages": [{"role": "user", "content": "x" * 2000}]}, "1000 tokens"),
     ],

@@ -234,6 +234,7 @@ async def test_embed() -> None:
     [
         ({"model": "none"}, 404, "'none' does not exist"),
         ({"options": {"mirostat": 2}}, 400, "options.mirostat"),
+        ({"options": {"tfs_z": True}}, 400, "options.tfs_z"),
         ({"options": {"temperature": "hot"}}, 400, "options.temperature"),
         ({"options": {"top_p": 2}}, 400, "top_p"),
         ({"format": "xml"}, 400, "format"),

@@ -44,12 +44,13 @@ async def test_what_runs(server: Server, http: httpx.AsyncClient) -> None:
     assert (await http.get("/admin/requests")).json() == {"requests": []}
 
 
+@pytest.mark.parametrize("sent", [[], ["X-Request-Id: my-own"]])
 @pytest.mark.parametrize("by", ["header", "answer"])
-async def test_abort(server: Server, http: httpx.AsyncClient, by: str) -> None:
+async def test_abort(server: Server, http: httpx.AsyncClient, by: str, sent: list[str]) -> None:
     server.worker.gate.clear()
     server.worker.free = 2
     async with connect(server.port) as wire:
-        await wire.post(CHAT, BODY | {"stream": True})
+        await wire.post(CHAT, BODY | {"stream": True}, *sent)
         _, headers = await wire.head()
         (role,) = payloads(await wire.chunk())
         id = headers["x-request-id"] if by == "header" else role["id"]

@@ -151,6 +151,34 @@ async def test_the_old_model_comes_back_when_the_new_one_fails_in_its_place() ->
     assert registry.ready
 
 
+async def test_a_model_on_demand_that_was_in_memory_comes_back_too() -> None:
+    house = House(budget=150)
+    registry = house.registry(model("a", **ON_DEMAND))
+    await use(registry, "a")
+    house.failures["a"] = ModelFormatError("m.gguf: is truncated")
+    with pytest.raises(ModelFormatError):
+        await change(registry, model("a", slots=8, **ON_DEMAND))
+    del house.failures["a"]
+    await settle()
+    registry.tick()
+    await settle()
+    assert house.in_memory == ["a"]
+
+
+async def test_loading_a_model_that_is_removed_meanwhile() -> None:
+    house = House()
+    registry = house.registry(model("a", **ON_DEMAND))
+    house.gate.clear()
+    loading = asyncio.create_task(registry.load_now("a"))
+    await settle()
+    await change(registry)
+    house.gate.set()
+    with pytest.raises(ModelNotFound):
+        await asyncio.wait_for(loading, 20)
+    await settle()
+    assert house.starts == ["a"] and house.in_memory == []
+
+
 async def test_what_can_never_fit_is_refused_with_numbers() -> None:
     house = House(budget=150)
     registry = await loaded(house, model("a"))

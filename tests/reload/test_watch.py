@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from emlxd.reload import watch
 from emlxd.reload.watch import changes, watched_folders
@@ -126,6 +127,24 @@ async def test_a_file_that_goes_and_comes_back(tmp_path: Path, monkeypatch: pyte
         path.write_text("old")
         assert await found.next() == b"old"
         assert found.quiet
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no file descriptor is left"), FileNotFoundError("gone")])
+async def test_a_file_that_cannot_be_watched_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*folders: Path, **options: object) -> None:
+        raise error
+
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    monkeypatch.setattr(watch, "awatch", fail)
+    with capture_logs() as logs:
+        async with watching(path, monkeypatch) as found:
+            for content in ("new", "newer"):
+                path.write_text(content)
+                assert await found.next() == content.encode()
+    assert [entry["reason"] for entry in logs] == [str(error)]
 
 
 async def test_the_same_content_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -142,6 +143,17 @@ def test_a_file_that_has_gone_is_a_miss(tmp_path: Path) -> None:
     cache = filled(tmp_path, 1)
     files(tmp_path)[0].unlink()
     assert cache.get(key(1)) is None
+
+
+def test_a_disk_that_has_become_read_only_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    cache = filled(tmp_path, 1, 2)
+    files(tmp_path)[0].write_bytes(b"damaged")
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert {cache.get(key(1)), cache.get(key(2))} == {BLOCK, None}
 
 
 def test_a_file_that_goes_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:

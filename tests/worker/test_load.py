@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from emlxd.core import SamplingParams
 from emlxd.graph.batch import Begin, PrefillRow
@@ -105,6 +107,29 @@ def test_a_usual_step_is_traced_before_the_first_request(base: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         before, after = thread.submit(traces).result()
     assert before == after == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"temperature": 0.0, "top_k": 50.0, "top_p": None}, SamplingParams(temperature=0.0, top_k=50)),
+        ({"temperature": "0.5", "do_sample": True}, SamplingParams(temperature=0.5)),
+        ({"temperature": 0.5, "do_sample": False}, SamplingParams(temperature=0.0)),
+        ({"temperature": 0.5, "top_p": "much"}, SamplingParams(temperature=0.5)),
+    ],
+)
+def test_how_a_model_samples_by_its_own_files(
+    base: Path, tmp_path: Path, own: dict[str, object], expected: SamplingParams
+) -> None:
+    shutil.copytree(base, tmp_path / "own")
+    (tmp_path / "own" / "generation_config.json").write_text(json.dumps(own))
+    with capture_logs() as logs:
+        assert load(tmp_path / "own").info.sampling == expected
+    assert [entry["top_p"] for entry in logs if "top_p" in entry] == (
+        ["Input should be a valid number, unable to parse string as a number"]
+        if "much" in own.values()
+        else []
+    )
 
 
 def test_a_model_that_fails_at_its_first_step_is_freed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
