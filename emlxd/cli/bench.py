@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from emlxd.bench.engine import EngineOptions
     from emlxd.bench.http import BenchResult
     from emlxd.cli.client import Client
+
+
+_OF_THE_ENGINE: Final = ("bits", "peer")
+_OF_SERVERS: Final = (
+    *("model", "config", "url", "api", "api_key", "extra", "warmup", "shared_prefix", "timeout"),
+    *("vs", "vs_model", "svg"),
+)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -38,6 +45,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def bench(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="the first one listed", help="The model.")
     ] = None,
@@ -92,9 +100,12 @@ def bench(
     Time to first token, gaps between tokens, tokens a second, for each number of requests at once. With
     --vs two servers are measured in the same way, one after the other, and with --engine no server at all.
     """
+    _refuse(context, _OF_SERVERS if engine else _OF_THE_ENGINE, "with" if engine else "without")
     if engine is not None:
         from emlxd.bench.engine import EngineOptions
 
+        if len(prompt_tokens) > 1:
+            raise UserError("--prompt-tokens takes one number with --engine.")
         wanted = EngineOptions(concurrency, prompt_tokens[0], max_tokens, repeats)
         _measure_engine(engine, bits, wanted, peer=peer, as_json=as_json)
         return
@@ -132,6 +143,14 @@ def bench(
     _print(results, as_json=as_json)
 
 
+def _refuse(context: typer.Context, names: Sequence[str], where: str) -> None:
+    """Raises UserError if the user gave one of these options."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source and source.name == "COMMANDLINE":
+            raise UserError(f"--{name.replace('_', '-')} means nothing {where} --engine.")
+
+
 def _print(results: Sequence[BenchResult], *, as_json: bool) -> None:
     """One result, or two and how they compare."""
     from rich.console import Console
@@ -161,6 +180,8 @@ def _measure_engine(
 
     if model not in SHAPES and not Path(model).is_dir():
         raise UserError(f"{model} is neither a folder nor one of {', '.join(SHAPES)}.")
+    if bits and model not in SHAPES:
+        raise UserError("--bits is for random weights; those of a folder are as they are.")
     with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("measuring"):
         path = write_model(Path(folder), model, bits) if model in SHAPES else Path(model)
         lines = list(measure(path, options, peer=peer))

@@ -12,7 +12,8 @@ from emlxd.bench import engine
 from emlxd.graph import random_model
 from tests.cli.conftest import Daemon
 
-QUICK = ("--repeats", "2", "--warmup", "0", "--max-tokens", "4", "--prompt-tokens", "8")
+SHORT = ("--repeats", "2", "--max-tokens", "4", "--prompt-tokens", "8")
+QUICK = ("--warmup", "0", *SHORT)
 
 
 def test_a_table(emlxd, daemon):
@@ -112,7 +113,7 @@ TINY = dict(random_model.SHAPES["llama-1b"]) | {
 def test_the_engine_alone_and_mlx_lm_in_turn_with_it(emlxd, monkeypatch):
     monkeypatch.setattr(random_model, "SHAPES", {"tiny": TINY})
     monkeypatch.setattr(engine, "copy_bandwidth", lambda: 1e10)
-    options = ("bench", "--engine", "tiny", "--bits", "4", "--peer", "--concurrency", "1,2", *QUICK)
+    options = ("bench", "--engine", "tiny", "--bits", "4", "--peer", "--concurrency", "1,2", *SHORT)
     result = emlxd(*options, "--json")
     assert result.exit_code == 0, result.stderr
     lines = json.loads(result.stdout)
@@ -129,8 +130,23 @@ def test_the_engine_alone_and_mlx_lm_in_turn_with_it(emlxd, monkeypatch):
     assert all(heading in table for heading in ("step", "host", "device", "ops"))
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--engine", "tiny", "--vs", "http://x"), "--vs means nothing with --engine"),
+        (("--engine", "tiny", "--shared-prefix", "0"), "--shared-prefix means nothing with --engine"),
+        (("--engine", "tiny", "--prompt-tokens", "8,16"), "--prompt-tokens takes one number"),
+        (("--engine", ".", "--bits", "4"), "--bits is for random weights"),
+        (("--peer",), "--peer means nothing without --engine"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(emlxd, options, problem):
+    result = emlxd("bench", *options)
+    assert result.exit_code == 1 and problem in result.stderr
+
+
 def test_an_engine_of_nothing_is_named(emlxd):
-    result = emlxd("bench", "--engine", "llama-9b", *QUICK)
+    result = emlxd("bench", "--engine", "llama-9b", *SHORT)
     assert result.exit_code == 1
     shapes = "qwen3-0.6b, llama-1b, llama-8b, qwen3-30b-a3b, tiny"
     assert result.stderr.strip() == f"llama-9b is neither a folder nor one of {shapes}."
