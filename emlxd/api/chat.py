@@ -44,4 +44,4 @@ def routes(services: Services) -> Blueprint:
 def chat_body(data: Mapping[str, Any]) -> tuple[ChatBody, Wishes]:
     """Raises RequestError."""
     body = validate(ChatBody, data)
-    return body, wishes(body, body, body)
+    return body, wishes(body)

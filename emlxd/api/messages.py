@@ -17,6 +17,7 @@ from emlxd.api.messages_render import MessageRenderer
 from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
 from emlxd.api.prompts import Prompt, shaped
 from emlxd.api.respond import respond
+from emlxd.api.shapes import wishes
 from emlxd.api.surface import Services, Worker
 from emlxd.text.dialect import Wishes
 
@@ -46,7 +47,7 @@ def routes(services: Services) -> Blueprint:
 def messages_body(data: Mapping[str, Any]) -> tuple[MessagesBody, Wishes]:
     """Raises RequestError."""
     body = validate(MessagesBody, data)
-    return body, body.wishes
+    return body, wishes(body)
 
 
 async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
@@ -55,7 +56,7 @@ async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
         messages,
         add_generation_prompt=not body.continues,
         continue_final_message=body.continues,
-        tools=body.template_tools,
+        tools=body.calling.for_template,
         **body.thinking_variables,
     )
     return Prompt(tokens, "messages", continues=body.continues)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
+from emlxd.api.conversation import assistant, said, tool_call, tool_result
 from emlxd.api.fields import (
     Body,
     Items,
@@ -24,8 +23,8 @@ from emlxd.api.fields import (
     strings,
 )
 from emlxd.api.json_values import Json
-from emlxd.api.shapes import HeldBody, Name, client_tool
-from emlxd.text.dialect import Wishes
+from emlxd.api.shapes import HeldBody
+from emlxd.api.tools import MOST_TOOLS, Calling, Name
 
 
 class TextBlock(Body):
@@ -110,8 +109,11 @@ class ToolParam(Body):
     input_schema: dict[str, Any]
     strict: bool | None = None
 
-    def for_template(self) -> Json:
-        return tool_spec(self.name, self.description, self.input_schema)
+    schema_at: ClassVar[str] = "input_schema"
+
+    @property
+    def parameters(self) -> Json:
+        return self.input_schema
 
 
 class ToolChoice(Body):
@@ -147,44 +149,28 @@ class MessagesPrompt(Body):
     model: str
     messages: Annotated[Items[Turn], Field(min_length=1)]
     system: TextBlocks | None = None
-    tools: Items[ToolParam] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
     @model_validator(mode="after")
     def _choice_of_a_tool(self) -> MessagesPrompt:
-        names = [tool.name for tool in self.tools or []]
-        choice = self.tool_choice
-        if len(set(names)) < len(names):
-            raise field_error("tools", "two tools have the same name")
-        if choice is not None and choice.type in ("any", "tool") and not names:
-            raise field_error("tool_choice", "only allowed when 'tools' are specified")
-        if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise field_error("tool_choice", f"there is no tool {choice.name!r} in 'tools'")
+        self.calling.check()
         return self
 
     @property
-    def wishes(self) -> Wishes:
+    def calling(self) -> Calling:
         choice = self.tool_choice or ToolChoice(type="auto")
-        return Wishes(
-            tools=tuple(
-                client_tool(
-                    tool.name, tool.input_schema, strict=tool.strict, param=f"tools[{place}].input_schema"
-                )
-                for place, tool in enumerate(self.tools or [])
-            ),
-            choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
-            named=choice.name if choice.type == "tool" else None,
-            parallel=not choice.disable_parallel_tool_use,
-            max_reasoning_tokens=self.thinking.budget_tokens if self.thinking else None,
+        return Calling(
+            self.tools or [],
+            {"any": "required", "tool": "required"}.get(choice.type, choice.type),
+            choice.name if choice.type == "tool" else None,
+            not choice.disable_parallel_tool_use,
         )
 
     @property
-    def template_tools(self) -> list[Json] | None:
-        """None if the model is not to know of any."""
-        if not self.tools or (self.tool_choice and self.tool_choice.type == "none"):
-            return None
-        return [tool.for_template() for tool in self.tools]
+    def max_reasoning_tokens(self) -> int | None:
+        return self.thinking.budget_tokens if self.thinking else None
 
     @property
     def thinking_variables(self) -> dict[str, Any]:
@@ -218,10 +204,6 @@ class MessagesBody(SamplingBody, MessagesPrompt, HeldBody):
     stop_sequences: Annotated[
         list[str], BeforeValidator(_stop_sequences, json_schema_input_type=list[str] | None)
     ] = Field(default=[])
-
-    @property
-    def wishes(self) -> Wishes:
-        return replace(super().wishes, grammar=self.text_grammar)
 
     @property
     def token_limit(self) -> int:

@@ -106,7 +106,7 @@ def generate_body(data: Mapping[str, Any]) -> tuple[ollama_schema.OllamaGenerate
 
 def _asked(asked: ollama_schema.OllamaGeneratingBody, *, raw: bool = False) -> Asked:
     body = validate(ChatBody, asked.as_openai())
-    wish = Wishes(plain=True) if raw else wishes(body, body, body)
+    wish = Wishes(plain=True) if raw else wishes(body)
     return body.model_copy(update={"stop": asked.stop}), replace(wish, grammar=asked.text_grammar)
 
 

@@ -170,7 +170,7 @@ class OllamaChatBody(OllamaGeneratingBody):
     tools: Items[ToolSpec] | None = None
 
     def as_openai(self) -> Json:
-        tools = [spec.for_template() for spec in self.tools or []]
+        tools = [spec.model_dump(exclude_none=True) for spec in self.tools or []]
         found = super().as_openai() | {"messages": self._conversation()}
         return found | ({"tools": tools} if tools else {})
 

@@ -38,7 +38,7 @@ async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
         messages,
         add_generation_prompt=body.begins,
         continue_final_message=body.continues,
-        tools=body.template_tools,
+        tools=body.calling.for_template,
         **body.thinking_variables | (body.chat_template_kwargs or {}),
     )
     return Prompt(tokens, "messages", continues=bool(body.continues))

@@ -18,6 +18,7 @@ from emlxd.api.respond import respond
 from emlxd.api.response_store import ResponseStore
 from emlxd.api.responses_render import Keep, ResponseRenderer
 from emlxd.api.responses_schema import ITEMS, Item, ResponsesBody, template_messages
+from emlxd.api.shapes import wishes
 from emlxd.api.surface import Services, Worker
 from emlxd.errors import RequestError, ResponseNotFound
 from emlxd.text.dialect import Wishes
@@ -37,7 +38,9 @@ def routes(services: Services) -> Blueprint:
             lambda: template_messages(body.instructions, items), large=len(items) > LARGE_COUNT
         )
         with told_of("input"):
-            tokens = await worker.encode_chat(messages, tools=body.template_tools, **body.thinking_variables)
+            tokens = await worker.encode_chat(
+                messages, tools=body.calling.for_template, **body.thinking_variables
+            )
         prompt = await shaped(worker, Prompt(tokens, "input"), asked)
         runs = submit(services, worker, [prompt], body)
         renderer = ResponseRenderer(
@@ -63,7 +66,7 @@ def routes(services: Services) -> Blueprint:
 def responses_body(data: Mapping[str, Any]) -> tuple[ResponsesBody, Wishes]:
     """Raises RequestError."""
     body = validate(ResponsesBody, data)
-    return body, body.wishes
+    return body, wishes(body)
 
 
 def response_head(worker: Worker, body: ResponsesBody) -> Json:

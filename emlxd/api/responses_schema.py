@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
-from emlxd.api.conversation import assistant, said, tool_call, tool_result, tool_spec
+from emlxd.api.conversation import assistant, said, tool_call, tool_result
 from emlxd.api.fields import Body, Items, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
 from emlxd.api.json_values import Json
-from emlxd.api.shapes import HeldBody, Name, ThinkingBody, check_tool_choice, client_tool
+from emlxd.api.shapes import HeldBody, ThinkingBody
+from emlxd.api.tools import Name, ToolsBody
 from emlxd.core import Grammar
-from emlxd.text.dialect import Wishes
 from emlxd.text.grammar import json_object_grammar, json_schema_grammar
 
 LOGPROBS = "message.output_text.logprobs"
@@ -110,21 +109,7 @@ class ToolParam(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def for_template(self) -> Json:
-        return tool_spec(self.name, self.description, self.parameters)
-
-
-def _choice(value: Any) -> Any:
-    """A named tool becomes a list with its name, so that no name is taken for a mode."""
-    match value:
-        case "none" | "auto" | "required" | None:
-            return value
-        case {"type": "function", "name": str(name)}:
-            return [name]
-        case _:
-            raise PydanticCustomError(
-                "choice", "expected 'none', 'auto', 'required' or an object that names a function"
-            )
+    schema_at: ClassVar[str] = "parameters"
 
 
 class TextFormat(Body):
@@ -154,7 +139,7 @@ class Reasoning(Body):
     summary: Literal["auto"] | None = None
 
 
-class ResponsesBody(SamplingBody, HeldBody):
+class ResponsesBody(SamplingBody, ToolsBody[ToolParam], HeldBody):
     refused: ClassVar[Refusals] = {
         "background": (False,),
         "background_options": (),
@@ -176,39 +161,10 @@ class ResponsesBody(SamplingBody, HeldBody):
     include: Items[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    parallel_tool_calls: bool | None = None
-    tools: Items[ToolParam] | None = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | list[str] | None,
-        BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),
-    ] = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     max_reasoning_tokens: Annotated[int, Field(ge=0)] | None = None
-
-    @model_validator(mode="after")
-    def _known_tools(self) -> ResponsesBody:
-        check_tool_choice([tool.name for tool in self.tools or []], self.tool_choice)
-        return self
-
-    @property
-    def wishes(self) -> Wishes:
-        """Raises RequestError for a schema that cannot be enforced."""
-        choice = self.tool_choice or "auto"
-        return Wishes(
-            tools=tuple(
-                client_tool(
-                    tool.name, tool.parameters, strict=tool.strict, param=f"tools[{place}].parameters"
-                )
-                for place, tool in enumerate(self.tools or [])
-            ),
-            choice="required" if isinstance(choice, list) else choice,
-            named=choice[0] if isinstance(choice, list) else None,
-            parallel=self.parallel_tool_calls is not False,
-            grammar=self.text_grammar,
-            max_reasoning_tokens=self.max_reasoning_tokens,
-        )
 
     @property
     def asked_formats(self) -> list[str]:
@@ -219,13 +175,6 @@ class ResponsesBody(SamplingBody, HeldBody):
     def text_grammar(self) -> Grammar | None:
         format = self.text.format if self.text else None
         return super().text_grammar or (format.grammar if format else None)
-
-    @property
-    def template_tools(self) -> list[Json] | None:
-        """None if the model is not to know of any."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.for_template() for tool in self.tools]
 
     @property
     def thinking_variables(self) -> dict[str, Any]:

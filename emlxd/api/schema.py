@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from emlxd.api.fields import Body, GenerationBody, Items, Refusals, field_error
 from emlxd.api.json_values import json_type
 from emlxd.api.mistakes import shown
-from emlxd.api.shapes import FormatBody, ThinkingBody, ToolsBody
+from emlxd.api.shapes import FormatBody, ThinkingBody, ToolSpec
+from emlxd.api.tools import ToolsBody
 
 # Names that the template call gives itself; ``chat_template_kwargs`` must not give them again.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -105,7 +106,7 @@ class Message(Body):
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
 
-class ChatPrompt(ToolsBody, ThinkingBody):
+class ChatPrompt(ToolsBody[ToolSpec], ThinkingBody):
     """A conversation and how it becomes a prompt."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]

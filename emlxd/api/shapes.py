@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from emlxd.api.fields import Body, Items, field_error
-from emlxd.core import Grammar, Tool
-from emlxd.errors import RequestError
+from emlxd.api.json_values import Json
+from emlxd.api.tools import Calling, Name
+from emlxd.core import Grammar
 from emlxd.text.dialect import Wishes
 from emlxd.text.grammar import (
     choice_grammar,
@@ -19,8 +20,6 @@ from emlxd.text.grammar import (
     lark_grammar,
     regex_grammar,
 )
-
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class Function(Body):
@@ -34,8 +33,23 @@ class ToolSpec(Body):
     type: Literal["function"]
     function: Function
 
-    def for_template(self) -> dict[str, Any]:
-        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
+    schema_at: ClassVar[str] = "function.parameters"
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def description(self) -> str | None:
+        return self.function.description
+
+    @property
+    def parameters(self) -> Json | None:
+        return self.function.parameters
+
+    @property
+    def strict(self) -> bool | None:
+        return self.function.strict
 
 
 class JsonSchema(Body):
@@ -109,52 +123,6 @@ class FormatBody(HeldBody):
         return super().text_grammar or (self.response_format.grammar if self.response_format else None)
 
 
-def _tool_choice(value: Any) -> Any:
-    """A named tool becomes a list with its name, so that no name is taken for a mode."""
-    match value:
-        case "none" | "auto" | "required" | None:
-            return value
-        case {"type": "function", "function": {"name": str(name)}}:
-            return [name]
-        case _:
-            raise PydanticCustomError(
-                "tool_choice", "expected 'none', 'auto', 'required' or an object that names a function"
-            )
-
-
-def check_tool_choice(names: Sequence[str], choice: str | list[str] | None) -> None:
-    """Raises a field's error for two functions of one name, or a ``choice`` that is none of ``names``."""
-    if len(set(names)) < len(names):
-        raise field_error("tools", "two functions have the same name")
-    if not names and choice not in (None, "none", "auto"):
-        raise field_error("tool_choice", "only allowed when 'tools' are specified")
-    if isinstance(choice, list) and choice[0] not in names:
-        raise field_error("tool_choice", f"there is no function '{choice[0]}' in 'tools'")
-
-
-class ToolsBody(Body):
-    """Tools and how they may be called."""
-
-    tools: Annotated[Items[ToolSpec], Field(max_length=512)] | None = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | list[str] | None,
-        BeforeValidator(_tool_choice, json_schema_input_type=str | dict[str, Any] | None),
-    ] = None
-    parallel_tool_calls: bool | None = None
-
-    @model_validator(mode="after")
-    def _known_tools(self) -> ToolsBody:
-        check_tool_choice([spec.function.name for spec in self.tools or []], self.tool_choice)
-        return self
-
-    @property
-    def template_tools(self) -> list[dict[str, Any]] | None:
-        """None if the model is not to know of any."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [spec.for_template() for spec in self.tools]
-
-
 class ThinkingBody(Body):
     """How much is thought before the answer. What the model makes of it is up to its template."""
 
@@ -175,31 +143,19 @@ class ThinkingBody(Body):
         return variables
 
 
-def wishes(tools: ToolsBody, format: FormatBody, thinking: ThinkingBody) -> Wishes:
+class ShapingBody(Protocol):
+    """What says which shape an answer is to have, in whatever words."""
+
+    @property
+    def calling(self) -> Calling: ...
+    @property
+    def text_grammar(self) -> Grammar | None: ...
+    @property
+    def max_reasoning_tokens(self) -> int | None: ...
+
+
+def wishes(body: ShapingBody) -> Wishes:
     """Raises RequestError for a schema that cannot be enforced."""
-    choice = tools.tool_choice or "auto"
-    return Wishes(
-        tools=tuple(
-            client_tool(
-                spec.function.name,
-                spec.function.parameters,
-                strict=spec.function.strict,
-                param=f"tools[{place}].function.parameters",
-            )
-            for place, spec in enumerate(tools.tools or [])
-        ),
-        choice="required" if isinstance(choice, list) else choice,
-        named=choice[0] if isinstance(choice, list) else None,
-        parallel=tools.parallel_tool_calls is not False,
-        grammar=format.text_grammar,
-        max_reasoning_tokens=thinking.max_reasoning_tokens,
+    return replace(
+        body.calling.wishes, grammar=body.text_grammar, max_reasoning_tokens=body.max_reasoning_tokens
     )
-
-
-def client_tool(name: str, parameters: dict[str, Any] | None, *, strict: bool | None, param: str) -> Tool:
-    """Raises RequestError, which names ``param``, if the arguments are not an object."""
-    if (parameters or {}).get("type", "object") != "object":
-        raise RequestError(
-            f"Invalid schema in '{param}' at '/type': the arguments of a function are an object.", param=param
-        )
-    return Tool(name, parameters or {}, strict=bool(strict), param=param)

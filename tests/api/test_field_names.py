@@ -43,7 +43,7 @@ def test_a_tools_schema_has_its_name_in_each_api() -> None:
     responses = ResponsesBody(model="m", input="hi", tools=[{"type": "function", **function}])  # type: ignore[arg-type]
     tool = {"name": "f", "input_schema": SCHEMA}
     messages = MessagesBody(model="m", max_tokens=1, messages=TURN, tools=[tool])  # type: ignore[arg-type]
-    found = [wishes(chat, chat, chat), responses.wishes, messages.wishes]
+    found = [wishes(chat), wishes(responses), wishes(messages)]
     assert [wish.tools[0].param for wish in found] == [
         "tools[0].function.parameters",
         "tools[0].parameters",
