@@ -15,7 +15,6 @@ from emlxd.text.grammar import Matcher, only
 from emlxd.text.outlet import LogprobQueue, Outlet
 from emlxd.text.reader import Read, Text
 from emlxd.text.tokenizer import Tokenizer
-from emlxd.text.tools import harmony
 from emlxd.text.tools.table import FORMATS
 
 log = structlog.get_logger(__name__)
@@ -41,7 +40,7 @@ class Answer:
         self._index = index
         self._shape = shape
         self._tokenizer = tokenizer
-        self._begin = matcher
+        self._make_matcher = matcher
         self._mask_bytes = mask_bytes
         after = request.prompt if request.continues else ()
         self._detokenizer = Detokenizer(tokenizer, keep=_kept_ids(tokenizer, request), after=after)
@@ -155,7 +154,7 @@ class Answer:
             return []
         if self._refused_call:
             return []
-        matcher = self._begin(grammar)
+        matcher = self._make_matcher(grammar)
         if not matcher.accepts_text(calls.entered):
             self._refused_call = True
             return []
@@ -171,7 +170,7 @@ class Answer:
     def _end_of_thinking(self) -> str:
         if self._shape.thinking:
             return f"\n{self._shape.thinking.close}" + ("" if self._matcher else "\n\n")
-        return harmony.END_OF_THINKING + ("" if self._matcher else harmony.FINAL)
+        return FORMATS[self._shape.call_format].end_of_thinking(held=self._matcher is not None)
 
     def _pieces(self, reads: list[Read]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -15,7 +15,6 @@ from emlxd.errors import RequestError
 from emlxd.text.grammar import GrammarCompiler, json_schema_grammar, nested_grammar
 from emlxd.text.thinking import find_thinking
 from emlxd.text.tokenizer import Tokenizer
-from emlxd.text.tools.harmony import final_rules
 from emlxd.text.tools.hermes import Hermes
 from emlxd.text.tools.table import FORMATS, detect
 
@@ -76,25 +75,25 @@ class Dialect:
 
     def _shape(self, prompt: str, wishes: Wishes) -> Shape:
         tools = () if wishes.choice == "none" else tuple(map(self._enforceable, wishes.tools))
-        harmony = self._format.name == "harmony"
+        framed = self._format.writes_all
         return Shape(
-            thinking=None if harmony else find_thinking(self._template, prompt),
-            call_format=self._format.name if tools or harmony else "",
+            thinking=None if framed else find_thinking(self._template, prompt),
+            call_format=self._format.name if tools or framed else "",
             tools=tools,
             parallel_calls=wishes.parallel and wishes.named is None,
-            grammar=self._grammar(tools, wishes, harmony=harmony),
+            grammar=self._grammar(tools, wishes),
             call_grammar=self._call_grammar(tools, wishes),
             max_reasoning_tokens=wishes.max_reasoning_tokens,
         )
 
-    def _grammar(self, tools: Sequence[Tool], wishes: Wishes, *, harmony: bool) -> Grammar | None:
+    def _grammar(self, tools: Sequence[Tool], wishes: Wishes) -> Grammar | None:
         if wishes.choice == "required" or wishes.named:
             return self._calls(tools, wishes)
         if wishes.grammar is None:
             return None
-        rules = [final_rules("@content", self._mark)] if harmony else ["final: @content"]
-        if not (tools or harmony):
+        if not (tools or self._format.writes_all):
             return wishes.grammar
+        rules = [self._format.final_rules("@content", self._mark)]
         if tools:
             calls = self._format.rules(tools, self._mark, parallel=wishes.parallel)
             rules += [rule for rule in calls.split("\n") if rule not in rules[0].split("\n")]
@@ -136,7 +135,7 @@ class Dialect:
 def thinks(template: str) -> bool:
     """Whether a model with this chat template may think before it answers."""
     format = detect(template)
-    return find_thinking(template, "") is not None or (format is not None and format.name == "harmony")
+    return find_thinking(template, "") is not None or (format is not None and format.writes_all)
 
 
 def _instructions(tools: Sequence[Message]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import CallReader, TriggeredReader
+from emlxd.text.tools.format import CallReader, Format, TriggeredReader
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
 
 
@@ -24,7 +24,7 @@ class ArrayReader(JsonCallReader, TriggeredReader):
             yield from self.close_with(self._close)
 
 
-class Arrays:
+class Arrays(Format):
     """A format of this kind, by its marks."""
 
     def __init__(self, name: str, open: str, close: str = "") -> None:

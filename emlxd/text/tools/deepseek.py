@@ -8,7 +8,7 @@ from typing import Final
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import CallReader, TriggeredReader, one_of_calls
+from emlxd.text.tools.format import CallReader, Format, TriggeredReader, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader, series
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
@@ -40,7 +40,7 @@ class DeepSeekReader(JsonCallReader, TriggeredReader):
         yield from self.close_with(_CALL_END)
 
 
-class DeepSeek:
+class DeepSeek(Format):
     """``fenced`` is how V3 and R1 write."""
 
     markers = (_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR)

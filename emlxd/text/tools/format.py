@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from emlxd.core import Tool
 from emlxd.text.reader import Call, Read, Reader, Steps
@@ -18,26 +17,37 @@ class Malformed(Exception):
     """What looked like a tool call is not one."""
 
 
-class Format(Protocol):
+class Format(ABC):
     """One way to write tool calls."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    markers: Sequence[str]
+    """The texts of calls that may be special tokens, which would not count as text otherwise."""
 
-    @property
-    def markers(self) -> Sequence[str]:
-        """The texts of calls that may be special tokens, which would not count as text otherwise."""
+    writes_all = False
+    """Whether thinking and answers are written in it too."""
 
+    @abstractmethod
     def knows(self, template: str) -> bool:
         """Whether a chat template teaches this format."""
 
+    @abstractmethod
     def reader(self, tools: Sequence[Tool]) -> CallReader: ...
 
+    @abstractmethod
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
         """A Lark grammar whose rule ``calls`` is one call or, if ``parallel``, more.
 
         ``mark`` gives what stands in Lark for one of the ``markers``.
         """
+
+    def final_rules(self, body: str, mark: Callable[[str], str]) -> str:
+        """A Lark grammar whose rule ``final`` is an answer of the rule ``body``."""
+        return f"final: {body}"
+
+    def end_of_thinking(self, *, held: bool) -> str:
+        """Of a format that ``writes_all``. ``held``: a grammar says how the answer after it begins."""
+        raise NotImplementedError
 
 
 def new_id() -> str:

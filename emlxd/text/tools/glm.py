@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import one_of_calls
+from emlxd.text.tools.format import Format, one_of_calls
 from emlxd.text.tools.json_calls import series
 from emlxd.text.tools.parameters import ParameterReader, argument_names, parameter_schema, value_rules
 
@@ -39,7 +39,7 @@ class GlmReader(ParameterReader):
         self.argument(key.strip(), value)
 
 
-class Glm:
+class Glm(Format):
     name = "glm"
     markers = (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END)
 

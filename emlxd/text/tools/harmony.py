@@ -10,14 +10,11 @@ from typing import Final
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Malformed, one_of_calls
+from emlxd.text.tools.format import Format, Malformed, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
-
-END_OF_THINKING = "<|end|><|start|>assistant"
-FINAL = "<|channel|>final<|message|>"
 
 
 class HarmonyReader(JsonCallReader):
@@ -59,8 +56,9 @@ class HarmonyReader(JsonCallReader):
             self.drop()
 
 
-class Harmony:
+class Harmony(Format):
     name = "harmony"
+    writes_all = True
     markers = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 
     def knows(self, template: str) -> bool:
@@ -79,14 +77,17 @@ class Harmony:
             rules.append(f"arguments_{index}: {embedded_schema(tool.parameters)}")
         return "\n".join(rules)
 
+    def final_rules(self, body: str, mark: Callable[[str], str]) -> str:
+        """Thinking, if any, comes before the answer."""
+        head = f'{mark(_CHANNEL)} "final" (" " {mark(_CONSTRAIN)} "json" | " json")? {mark(_MESSAGE)}'
+        return f"final: analysis? {head} {body}\n{analysis_rule(mark)}"
+
+    def end_of_thinking(self, *, held: bool) -> str:
+        end = f"{_ENDS[0]}{_START}assistant"
+        return end if held else f"{end}{_CHANNEL}final{_MESSAGE}"
+
 
 def analysis_rule(mark: Callable[[str], str]) -> str:
     """Lark for the rule ``analysis``, after which the next message's channel follows."""
     message = f'{mark(_CHANNEL)} "analysis" {mark(_MESSAGE)} ANALYSIS {mark(_ENDS[0])}'
     return f'analysis: {message} {mark(_START)} "assistant"\nANALYSIS: /(?s:.*)/'
-
-
-def final_rules(body: str, mark: Callable[[str], str]) -> str:
-    """Lark for the rule ``final``: thinking, if any, and an answer of the rule ``body``."""
-    head = f'{mark(_CHANNEL)} "final" (" " {mark(_CONSTRAIN)} "json" | " json")? {mark(_MESSAGE)}'
-    return f"final: analysis? {head} {body}\n{analysis_rule(mark)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import TriggeredReader
+from emlxd.text.tools.format import Format, TriggeredReader
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -19,7 +19,7 @@ class HermesReader(JsonCallReader, TriggeredReader):
         yield from self.close_with(_CLOSE)
 
 
-class Hermes:
+class Hermes(Format):
     name = "hermes"
     markers = (_OPEN, _CLOSE)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Malformed, TriggeredReader
+from emlxd.text.tools.format import Format, Malformed, TriggeredReader
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
 
 _PYTHON = "<|python_tag|>"
@@ -54,7 +54,7 @@ def _python_call(code: str) -> tuple[str, dict[str, Any]]:
         raise Malformed from None
 
 
-class Llama:
+class Llama(Format):
     name = "llama"
     markers = (_PYTHON,)
 

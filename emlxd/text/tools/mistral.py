@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import TriggeredReader, one_of_calls
+from emlxd.text.tools.format import Format, TriggeredReader, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -42,7 +42,7 @@ class MistralReader(JsonCallReader, TriggeredReader):
         yield from self.object_arguments()
 
 
-class Mistral:
+class Mistral(Format):
     name = "mistral"
     markers: tuple[str, ...] = (_CALLS,)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Malformed, one_of_calls
+from emlxd.text.tools.format import Format, Malformed, one_of_calls
 from emlxd.text.tools.json_calls import series
 from emlxd.text.tools.parameters import ParameterReader, argument_names, parameter_schema, value_rules
 
@@ -41,7 +41,7 @@ class QwenCoderReader(ParameterReader):
         self.argument(name, value.removeprefix("\n").removesuffix("\n"))
 
 
-class QwenCoder:
+class QwenCoder(Format):
     name = "qwen-coder"
     markers = (_OPEN, _CLOSE)
 
