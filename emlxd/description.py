@@ -11,6 +11,7 @@ from pathlib import Path
 from emlxd.config import ModelSettings, Source
 from emlxd.core import ModelCard
 from emlxd.errors import ModelFormatError
+from emlxd.graph.context_length import context_of
 from emlxd.graph.gguf import GgufFile
 from emlxd.graph.measure import StoredTensor, measure
 from emlxd.graph.measure_pooling import measure_pooling
@@ -59,7 +60,7 @@ def describe(settings: ModelSettings) -> ModelCard | None:
         modified=max(file.stat().st_mtime for file in files),
         parameters=sum(tensor.values for tensor in facts.tensors),
         quantization=_commonest(facts.tensors),
-        max_context=min(settings.max_context or facts.max_position, facts.max_position),
+        max_context=context_of(settings, path, facts.max_position, facts.usual_context),
         template=template,
         thinks=thinks(template),
     )

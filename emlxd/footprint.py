@@ -8,6 +8,7 @@ from pathlib import Path
 from emlxd import memory
 from emlxd.config import MemorySettings, ModelSettings
 from emlxd.graph import device_memory
+from emlxd.graph.context_length import context_of
 from emlxd.graph.device import current_device
 from emlxd.graph.measure import measure
 from emlxd.graph.measure_pooling import measure_pooling
@@ -33,8 +34,7 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
         fused_attention=here.gpu,
         decodes_fused=settings.compile and here.decodes_fused,
     )
-    # One that is longer than the model allows is refused when the model is loaded.
-    max_context = min(settings.max_context or facts.max_position, facts.max_position)
+    max_context = context_of(settings, path, facts.max_position, facts.usual_context)
     if pools:
         return memory.pooling_needs(facts, max(MAX_TOKENS, max_context), max_context, form)
     sizes = Sizes(

@@ -45,7 +45,8 @@ class ModelFacts:
     ``cached_values`` are what a token leaves in the K/V cache, all layers without a window together, and
     ``windows`` pairs windows with what it leaves in all layers that have this one; ``state_values`` and
     ``exact_values`` what a slot's states take whatever its length, the latter in float32. ``widest_row`` is
-    what the widest layer computes for a token. ``decodes_fused``: of a kind that the decode kernel takes.
+    what the widest layer computes for a token. ``usual_context`` is what it reads unless told to read more,
+    None for all. ``decodes_fused``: of a kind that the decode kernel takes.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -54,6 +55,7 @@ class ModelFacts:
     heads: int
     vocab_size: int
     max_position: int
+    usual_context: int | None = None
     state_values: int = 0
     exact_values: int = 0
     windows: tuple[tuple[int, int], ...] = ()

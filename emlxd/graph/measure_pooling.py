@@ -13,10 +13,7 @@ from emlxd.graph.weights import Quantization
 
 
 def measure_pooling(path: Path, quantize: Quantization | None = None) -> ModelFacts:
-    """An encoder, or a decoder without its logits. ``max_position`` is what the model reads unless told to.
-
-    Raises ModelFormatError.
-    """
+    """An encoder, or a decoder without its logits. Raises ModelFormatError."""
     config = config_or_empty(path)
     if config.get("model_type") in ENCODERS:
         spec = encoder_spec_of(config, str(path))
@@ -30,5 +27,4 @@ def measure_pooling(path: Path, quantize: Quantization | None = None) -> ModelFa
         )
     else:
         facts = replace(measure(path, quantize), vocab_size=0)
-    limit = read_sentence_spec(path, "mean").max_tokens
-    return replace(facts, max_position=min(limit or facts.max_position, facts.max_position))
+    return replace(facts, usual_context=read_sentence_spec(path, "mean").max_tokens)

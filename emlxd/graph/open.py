@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from emlxd.config import ModelSettings
-from emlxd.errors import ModelFormatError
 from emlxd.graph.checkpoint import open_checkpoint
+from emlxd.graph.context_length import context_of
 from emlxd.graph.device import current_device
 from emlxd.graph.families import spec_of
 from emlxd.graph.loader import load_transformer
@@ -28,11 +28,7 @@ def open_runner(
     """
     checkpoint = open_checkpoint(path)
     limit = spec_of(checkpoint.config, str(path)).max_position
-    max_context = settings.max_context or limit
-    if max_context > limit:
-        raise ModelFormatError(
-            f"{path}: max_context is {max_context}, but the model was made for at most {limit} tokens"
-        )
+    max_context = context_of(settings, path, limit)
     device = current_device()
     model = load_transformer(
         checkpoint,

@@ -11,6 +11,7 @@ from emlxd.config import ModelSettings
 from emlxd.core import Kind
 from emlxd.errors import ModelFormatError
 from emlxd.graph.checkpoint import Checkpoint, open_checkpoint
+from emlxd.graph.context_length import context_of
 from emlxd.graph.device import Device, current_device
 from emlxd.graph.embedder import DecoderBody, MlxEmbedder
 from emlxd.graph.encoder_families import ENCODERS, encoder_spec_of
@@ -20,7 +21,7 @@ from emlxd.graph.folder import FolderCheckpoint
 from emlxd.graph.loader import load_transformer
 from emlxd.graph.open import quantization_of
 from emlxd.graph.pooling import load_pair_score, load_sentence_vector
-from emlxd.graph.sentence_files import SentenceSpec, is_sentence_model, read_sentence_spec
+from emlxd.graph.sentence_files import is_sentence_model, read_sentence_spec
 from emlxd.graph.taker import Taker
 from emlxd.json_files import read_object
 
@@ -71,7 +72,7 @@ def _open_encoder(
     checkpoint = FolderCheckpoint(path, Family("encoder", ignored=_UNUSED))
     spec = encoder_spec_of(checkpoint.config, str(path))
     sentence = read_sentence_spec(path, "mean")
-    max_context = _max_context(path, settings, spec.max_position, sentence)
+    max_context = context_of(settings, path, spec.max_position, sentence.max_tokens)
     take = Taker(
         checkpoint,
         device.dtype(settings.dtype),
@@ -104,7 +105,7 @@ def _open_decoder(
     checkpoint = _headless(path)
     sentence = read_sentence_spec(path, "lasttoken")
     limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
-    max_context = _max_context(path, settings, limit, sentence)
+    max_context = context_of(settings, path, limit, sentence.max_tokens)
     model = load_transformer(
         checkpoint,
         device,
@@ -133,16 +134,6 @@ def _headless(path: Path) -> Checkpoint:
     checkpoint = FolderCheckpoint(path)
     checkpoint.config = {**checkpoint.config, "tie_word_embeddings": True}
     return checkpoint
-
-
-def _max_context(path: Path, settings: ModelSettings, limit: int, sentence: SentenceSpec) -> int:
-    """What the entry asks for, or what the model was trained to read."""
-    wanted = settings.max_context
-    if wanted and wanted > limit:
-        raise ModelFormatError(
-            f"{path}: max_context is {wanted}, but the model was made for at most {limit} tokens"
-        )
-    return wanted or min(sentence.max_tokens or limit, limit)
 
 
 def _check_labels(path: Path, config: Mapping[str, Any]) -> None:

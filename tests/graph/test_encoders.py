@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,9 @@ import pytest
 
 from emlxd.config import ModelSettings, Source
 from emlxd.core import TextBatch, TokenizedText
+from emlxd.description import describe
 from emlxd.errors import ModelFormatError
+from emlxd.footprint import predict
 from emlxd.graph.embedder import MlxEmbedder
 from emlxd.graph.encoder import DistanceBias
 from emlxd.graph.encoder_families import ENCODERS
@@ -261,9 +264,20 @@ def test_a_classifier_is_no_reranker(tmp_path: Path) -> None:
         open_embedder(folder, settings(folder))
 
 
-def test_max_context_beyond_the_models_own(bert: Path) -> None:
+@pytest.mark.parametrize("use", [open_embedder, lambda path, settings: predict(settings, path)])
+def test_max_context_beyond_the_models_own(bert: Path, use: Callable[[Path, ModelSettings], object]) -> None:
     with pytest.raises(ModelFormatError, match="max_context is 65, but the model was made for at most 64"):
-        open_embedder(bert, settings(bert, max_context=65))
+        use(bert, settings(bert, max_context=65))
+
+
+def test_the_forecast_is_for_as_many_tokens_as_the_entry_asks_for(bert: Path) -> None:
+    """More than the model's own files make usual."""
+    write_modules(bert, {"pooling_mode_mean_tokens": True})
+    (bert / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    asked = [predict(settings(bert, max_context=wanted), bert).activations for wanted in (None, 64)]
+    assert asked[0] < asked[1]
+    cards = [describe(settings(bert, max_context=wanted)) for wanted in (None, 64)]
+    assert [card and card.max_context for card in cards] == [16, 64]
 
 
 def test_what_a_model_is_for_is_read_off_its_files(bert: Path, tmp_path: Path) -> None:
