@@ -68,8 +68,8 @@ class Grammar:
 class Tool:
     """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object.
 
-    Where the schema cannot be enforced, a ``strict`` tool is refused, and another gets any object. ``param``
-    is the client's name of the schema, for errors.
+    If the schema cannot be enforced, a request with a ``strict`` tool is refused; without it the arguments may
+    be any JSON object. ``param`` is the client's name of the schema, for errors.
     """
 
     name: str
@@ -80,9 +80,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The tags around a model's thinking, and whether an answer starts inside of them.
+    """The tags around a model's thinking, and where an answer starts.
 
-    It may be that it starts after them ("closed"), or that the model decides.
+    That is inside of them ("open"), after them ("closed"), or as the model chooses ("undecided").
     """
 
     open: str

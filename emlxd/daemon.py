@@ -29,8 +29,8 @@ from emlxd.reload.watch import changes
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
 from emlxd.sources import fetch_model
+from emlxd.threads import run_in_thread
 from emlxd.tracing import open_tracer
-from emlxd.worker.aside import aside
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import AnyWorker, make_worker
 
@@ -151,10 +151,10 @@ def _make_registry(settings: Settings) -> Registry:
         return make_worker(*fetch_model(model), gate)  # it was prepared, so its files are here
 
     async def prepare(model: ModelSettings) -> Needs:
-        return await aside(lambda: footprint.predict(*fetch_model(model)))
+        return await run_in_thread(lambda: footprint.predict(*fetch_model(model)))
 
     async def describe(models: Sequence[ModelSettings]) -> Mapping[str, ModelCard]:
-        return await aside(lambda: description.describe_all(models))
+        return await run_in_thread(lambda: description.describe_all(models))
 
     residents = Residents(footprint.budget(settings.memory), worker_for, prepare)
     return Registry(

@@ -123,15 +123,15 @@ async def serve(
         listener.listen(BACKLOG)  # before it is announced: who reads the line may connect
         announce(settings.server, front.registry, listener)
         serving = asyncio.create_task(_listen(front, hypercorn_config(listener), stop))
-        beside = [asyncio.create_task(_beside(task, stop)) for task in tasks]
+        running = [asyncio.create_task(_stop_if_it_fails(task, stop)) for task in tasks]
         try:
             await stop.wait()
             front.drain.start()
             await _wind_down(serving, front.drain, front.settings.server.drain_timeout)
         finally:
-            for task in beside:
+            for task in running:
                 task.cancel()
-            ends = await asyncio.gather(*beside, return_exceptions=True)
+            ends = await asyncio.gather(*running, return_exceptions=True)
     for end in ends:
         if isinstance(end, Exception):
             raise end
@@ -188,8 +188,8 @@ async def _listen(front: Front, config: Config, stop: asyncio.Event) -> None:
         stop.set()
 
 
-async def _beside(task: Task, stop: asyncio.Event) -> None:
-    """Runs ``task`` beside the server, which stops if it fails."""
+async def _stop_if_it_fails(task: Task, stop: asyncio.Event) -> None:
+    """Runs ``task``, whose failure stops the server."""
     try:
         await task()
     except Exception:

@@ -14,7 +14,7 @@ SOURCES = sorted((ROOT / "emlxd").rglob("*.py"))
 # Lowest first. A room imports its own floor and those below it.
 FLOORS = (
     {
-        *("errors", "core", "config", "config_values", "log", "json_files", "version"),
+        *("errors", "core", "config", "config_values", "log", "json_files", "version", "threads"),
         *("tracing", "metrics", "instruments", "exposition", "vllm_names"),
     },
     {"text", "config_file", "keys", "sources", "downloads"},
@@ -34,7 +34,7 @@ RESERVED = {
     "quart": {"api", "server"},
     "hypercorn": {"api", "server"},
 }
-THREAD_ROOMS = {"worker", "server"}
+THREAD_ROOMS = {"worker", "threads"}
 THREAD_STARTERS = {
     "Thread",
     "Timer",

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import orjson
 from quart import request
 
-from emlxd.api.beside import LARGE_TEXT, beside
 from emlxd.api.json_values import json_type
+from emlxd.api.offload import LARGE_TEXT, offload
 from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, UnsupportedMediaType
 
 BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
@@ -32,7 +32,7 @@ async def read_checked(check: Callable[[dict[str, Any]], T], max_bytes: int) -> 
             data = await _read(max_bytes)
     except TimeoutError:
         raise RequestTimedOut(f"The request body did not arrive within {BODY_TIMEOUT:.0f} seconds.") from None
-    return await beside(lambda: check(_parse(data)), large=len(data) > LARGE_TEXT)
+    return await offload(lambda: check(_parse(data)), large=len(data) > LARGE_TEXT)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from functools import partial
 
 from quart import Blueprint, Response
 
-from emlxd.api.beside import LARGE_ARRAY, beside, dump_in_parts
 from emlxd.api.fields import read_body
 from emlxd.api.generate import count_prompts, lease
 from emlxd.api.json_values import Json, json_bytes
+from emlxd.api.offload import LARGE_ARRAY, dump_in_parts, offload
 from emlxd.api.prompts import Prompt, text_prompt
 from emlxd.api.schema import EmbeddingsBody
 from emlxd.api.surface import Embedder, Services, Worker
@@ -65,7 +65,7 @@ async def embed(
 async def vectors_response(show: Callable[[], Json], vectors: Sequence[Vector]) -> Response:
     """What ``show`` makes of ``vectors``."""
     large = sum(map(len, vectors)) > LARGE_ARRAY
-    return json_bytes(await beside(lambda: dump_in_parts(show()), large=large))
+    return json_bytes(await offload(lambda: dump_in_parts(show()), large=large))
 
 
 def embedding_objects(vectors: Sequence[Vector], body: EmbeddingsBody) -> list[Json]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from quart import Blueprint, Response
 
-from emlxd.api.beside import LARGE_COUNT, beside
 from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import read_body, validate
@@ -15,6 +14,7 @@ from emlxd.api.generate import lease, submit
 from emlxd.api.json_values import json_response
 from emlxd.api.messages_render import MessageRenderer
 from emlxd.api.messages_schema import MessagesBody, MessagesPrompt
+from emlxd.api.offload import LARGE_COUNT, offload
 from emlxd.api.prompts import Prompt, shaped
 from emlxd.api.respond import respond
 from emlxd.api.shapes import wishes
@@ -51,7 +51,7 @@ def messages_body(data: Mapping[str, Any]) -> tuple[MessagesBody, Wishes]:
 
 
 async def messages_prompt(worker: Worker, body: MessagesPrompt) -> Prompt:
-    messages = await beside(body.for_template, large=len(body.messages) > LARGE_COUNT)
+    messages = await offload(body.for_template, large=len(body.messages) > LARGE_COUNT)
     tokens = await worker.encode_chat(
         messages,
         add_generation_prompt=not body.continues,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from emlxd.api.beside import LARGE_ARRAY, LARGE_COUNT, beside
+from emlxd.api.offload import LARGE_ARRAY, LARGE_COUNT, offload
 from emlxd.api.schema import ChatPrompt
 from emlxd.api.surface import Worker
 from emlxd.core import Shape
@@ -30,7 +30,7 @@ class Prompt:
 
 async def chat_prompt(worker: Worker, body: ChatPrompt) -> Prompt:
     """The conversation as the model's chat template writes it, in tokens."""
-    messages = await beside(
+    messages = await offload(
         lambda: [message.for_template() for message in body.messages],
         large=len(body.messages) > LARGE_COUNT,
     )
@@ -66,7 +66,7 @@ async def text_prompt(
     """Raises RequestError for a token id that the model does not have."""
     if isinstance(prompt, str):
         return Prompt(await worker.encode(prompt), param, scored, continues=True)
-    await beside(lambda: check_tokens(worker, prompt, param), large=len(prompt) > LARGE_ARRAY)
+    await offload(lambda: check_tokens(worker, prompt, param), large=len(prompt) > LARGE_ARRAY)
     return Prompt(prompt, param, scored, continues=True)
 
 

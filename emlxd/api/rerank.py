@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from quart import Blueprint, Response
 
-from emlxd.api.beside import LARGE_ARRAY, beside
 from emlxd.api.embeddings import read_texts
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import read_body
 from emlxd.api.generate import count_prompts, lease
 from emlxd.api.json_values import json_response
+from emlxd.api.offload import LARGE_ARRAY, offload
 from emlxd.api.schema import RerankBody
 from emlxd.api.surface import Embedder, Reranker, Services
 from emlxd.core import TokenizedText
@@ -88,7 +88,7 @@ async def _compare_vectors(
     prompts = await read_texts(worker, [query], "query", start=known.get("query", ""), truncate=truncate)
     prompts += await read_texts(worker, texts, "documents", start=start, truncate=truncate)
     asked, *vectors = await worker.embed([prompt.tokens for prompt in prompts])
-    scores = await beside(
+    scores = await offload(
         lambda: [_cosine(asked, vector) for vector in vectors],
         large=len(asked) * len(vectors) > LARGE_ARRAY,
     )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from quart import Response
 
-from emlxd.api.beside import LARGE_COUNT, beside, dump_in_parts
 from emlxd.api.exchange import current_exchange
 from emlxd.api.generate import Events, Run
 from emlxd.api.json_values import json_bytes
+from emlxd.api.offload import LARGE_COUNT, dump_in_parts, offload
 from emlxd.api.render import Renderer
 from emlxd.api.sse import stream_response
 
@@ -30,4 +30,4 @@ async def respond(
     # Log-probabilities make the answer some hundred times as long as its text.
     large = current_exchange().tally.completion_tokens > LARGE_COUNT
     result = renderer.result()
-    return json_bytes(await beside(lambda: dump_in_parts(result), large=large))
+    return json_bytes(await offload(lambda: dump_in_parts(result), large=large))

@@ -7,12 +7,12 @@ from typing import Any
 
 from quart import Blueprint, Response
 
-from emlxd.api.beside import LARGE_COUNT, beside
 from emlxd.api.body import read_checked
 from emlxd.api.exchange import current_exchange
 from emlxd.api.fields import Body, validate
 from emlxd.api.generate import lease, sampling_params, submit
 from emlxd.api.json_values import Json, json_response
+from emlxd.api.offload import LARGE_COUNT, offload
 from emlxd.api.prompts import Prompt, shaped, told_of
 from emlxd.api.respond import respond
 from emlxd.api.response_store import ResponseStore
@@ -34,7 +34,7 @@ def routes(services: Services) -> Blueprint:
         body, asked = await read_checked(responses_body, server.max_body_bytes)
         worker = await lease(services, body.model)
         items = [*_earlier_items(store, body), *body.input]
-        messages = await beside(
+        messages = await offload(
             lambda: template_messages(body.instructions, items), large=len(items) > LARGE_COUNT
         )
         with told_of("input"):

@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 from quart import Blueprint, Response
 
-from emlxd.api.beside import LARGE_ARRAY, beside
 from emlxd.api.body import read_checked
 from emlxd.api.fields import read_body, validate
 from emlxd.api.generate import lease
 from emlxd.api.json_values import json_bytes
 from emlxd.api.logprobs import token_name
+from emlxd.api.offload import LARGE_ARRAY, offload
 from emlxd.api.prompts import chat_prompt, check_tokens
 from emlxd.api.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from emlxd.api.surface import Services, Worker
@@ -35,7 +35,7 @@ def routes(services: Services) -> Blueprint:
             special = body.add_special_tokens is not False
             tokens = await worker.encode(body.prompt, add_special_tokens=special)
         show = partial(_tokens, worker, tokens, named=bool(body.return_token_strs))
-        return json_bytes(await beside(show, large=len(tokens) > LARGE_ARRAY))
+        return json_bytes(await offload(show, large=len(tokens) > LARGE_ARRAY))
 
     @blueprint.post("/detokenize")
     async def detokenize() -> Response:
@@ -43,7 +43,7 @@ def routes(services: Services) -> Blueprint:
         body = await read_body(DetokenizeBody, max_bytes)
         worker = await lease(services, body.model)
         show = partial(_text, worker, body.tokens)
-        return json_bytes(await beside(show, large=len(body.tokens) > LARGE_ARRAY))
+        return json_bytes(await offload(show, large=len(body.tokens) > LARGE_ARRAY))
 
     return blueprint
 

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 # Tokens at the end of a prompt that tell whether it opens the model's thinking.
 THINKING_TAIL: Final = 16
-MESSAGE_LENGTH: Final = 30  # characters that take as long as rendering a message
+MESSAGE_LENGTH: Final = 30  # characters: rendering one message takes about as long as tokenizing so many
 
 
 @dataclass(frozen=True, slots=True)

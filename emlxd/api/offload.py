@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from emlxd.worker.aside import aside
+from emlxd.threads import run_in_thread
 
 # Less takes the loop a few milliseconds at most, which a thread of its own is not worth.
 LARGE_TEXT: Final = 32 * 1024  # bytes of JSON
@@ -17,9 +17,9 @@ LARGE_ARRAY: Final = 20_000  # numbers
 T = TypeVar("T")
 
 
-async def beside(work: Callable[[], T], *, large: bool) -> T:
+async def offload(work: Callable[[], T], *, large: bool) -> T:
     """What ``work`` gives; beside the event loop if it is ``large``."""
-    return await aside(work) if large else work()
+    return await run_in_thread(work) if large else work()
 
 
 def dump_in_parts(value: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Slow work beside the event loop: downloads, and reading the headers of large files."""
+"""Slow work on threads of its own: downloads, large bodies, the headers of large files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """The result of ``work``, run on a thread of its own that does not keep the process from ending."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # whoever waits may be cancelled; the work goes on
@@ -22,5 +22,5 @@ async def aside(work: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    threading.Thread(target=run, name="in-thread", daemon=True).start()
     return await asyncio.wrap_future(done)

@@ -10,15 +10,15 @@ import httpx
 import orjson
 import pytest
 
-from emlxd.api import beside, body, embeddings, fields, prompts, rerank, respond, schema
+from emlxd.api import body, embeddings, fields, offload, prompts, rerank, respond, schema
 from tests.api.conftest import start_server
 from tests.fakes import ByteTokenizer, FakeEmbedder, FakeRegistry, FakeWorker, fake_info
 
-MANY = beside.LARGE_COUNT + 1
-NUMBERS = [65] * (beside.LARGE_ARRAY + 1)
+MANY = offload.LARGE_COUNT + 1
+NUMBERS = [65] * (offload.LARGE_ARRAY + 1)
 TURNS = [{"role": "user", "content": "a"}] * MANY
 TEXTS = ["a"] * 150  # with vectors of as many numbers
-LONG = "a" * (beside.LARGE_TEXT + 1)
+LONG = "a" * (offload.LARGE_TEXT + 1)
 
 
 class Witness:
@@ -169,7 +169,7 @@ def test_what_is_dumped_in_parts_is_the_same() -> None:
         {"embeddings": [[1.0, 2.0], [3.0]], "tokens": [1, 2], "empty": []},
     )
     for value in values:
-        assert orjson.loads(beside.dump_in_parts(value)) == value
+        assert orjson.loads(offload.dump_in_parts(value)) == value
 
 
 async def test_a_request_has_a_limited_number_of_prompts() -> None:
