@@ -68,8 +68,8 @@ class Grammar:
 class Tool:
     """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object.
 
-    If the schema cannot be enforced, a request with a ``strict`` tool is refused; without it the arguments may
-    be any JSON object. ``param`` is the client's name of the schema, for errors.
+    If the schema cannot be enforced, a request with a ``strict`` tool is refused; without it the arguments
+    may be any JSON object. ``param`` is the client's name of the schema, for errors.
     """
 
     name: str
