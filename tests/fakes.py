@@ -47,7 +47,7 @@ class ByteTokenizer:
     strips_leading_space = False
 
     def token_bytes(self, token_id: int) -> bytes:
-        return self.text_bytes[token_id]
+        return bytes([token_id])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", "replace")
@@ -128,9 +128,11 @@ class FakeWorker:
         self.wishes.append(wishes)
         return Shape(grammar=wishes.grammar)
 
-    def submit(self, request: GenerateRequest) -> Generation:
+    def admit(self) -> None:
         if len(self._tasks) >= self.max_running:
             raise QueueFull("The queue is full.")
+
+    def submit(self, request: GenerateRequest) -> Generation:
         self.submitted.append(request)
         generation = Generation(request, self._cancel)
         task = asyncio.create_task(self._answer(generation))

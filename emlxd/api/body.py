@@ -15,6 +15,8 @@ from emlxd.errors import PayloadTooLarge, RequestError, RequestTimedOut, Unsuppo
 
 BODY_TIMEOUT = 60.0  # seconds for the whole body; an idle sender must not hold a connection for ever
 
+MAX_DEPTH = 200  # of JSON: orjson reads 1,024 levels but writes 254, and answers repeat parts of requests
+
 # curl's type unless it is told another, as in Ollama's examples. A browser that sends a form sends an Origin.
 CURL_DEFAULT = "application/x-www-form-urlencoded"
 
@@ -44,7 +46,20 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise RequestError(f"The request body must be a JSON object, not {json_type(value)}.")
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and deeper(value, MAX_DEPTH):
+        raise RequestError(f"The request body is nested more than {MAX_DEPTH} levels deep.")
     return value
+
+
+def deeper(value: Any, depth: int) -> bool:
+    """Whether there are more than ``depth`` objects and arrays in one another."""
+    level = [value]
+    for _ in range(depth):
+        inner = (part for outer in level for part in (outer.values() if isinstance(outer, dict) else outer))
+        level = [part for part in inner if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _check_headers() -> None:

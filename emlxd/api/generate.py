@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -32,6 +32,8 @@ from emlxd.worker.mailbox import Generation
 
 _log = structlog.get_logger("emlxd.http")
 
+NEXT_TO_NOTHING: Final = 1e-6  # of a temperature or a probability
+
 T = TypeVar("T")
 
 
@@ -56,13 +58,14 @@ def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: 
     """Start a request for each prompt; its answers share it.
 
     Every prompt is checked before the first is submitted. What was submitted is cancelled when the
-    exchange ends, also if a later one is refused.
+    exchange ends, also if a later one fails.
     """
     exchange = current_exchange()
     requests = [
         generate_request(worker.info, prompt, body, f"{exchange.generation_id}-{place}")
         for place, prompt in enumerate(prompts)
     ]
+    worker.admit()
     exchange.tally.asked = requests[0]
     if services.settings.log.prompts:
         for prompt in prompts:
@@ -116,8 +119,9 @@ def sampling_params(info: ModelInfo, body: SamplingBody) -> SamplingParams:
         logprobs=body.likeliest,
         seed=body.seed,
     )
-    # A nucleus of nothing keeps the likeliest token alone.
-    return replace(params, temperature=0.0, top_p=1.0) if params.top_p == 0 else params
+    # A nucleus of nothing keeps the likeliest token alone. What is next to nothing would overflow.
+    next_to_nothing = params.top_p < NEXT_TO_NOTHING or 0 < params.temperature < NEXT_TO_NOTHING
+    return replace(params, temperature=0.0, top_p=1.0) if next_to_nothing else params
 
 
 def _logit_bias(info: ModelInfo, biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

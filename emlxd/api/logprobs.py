@@ -33,8 +33,14 @@ def _token_object(tokenizer: Tokenizer, token: int, logprob: float) -> Json:
     return {
         "token": token_name(tokenizer, token),
         "logprob": max(logprob, LEAST),
-        "bytes": list(tokenizer.token_bytes(token)),
+        "bytes": list(_text(tokenizer, token)),
     }
+
+
+def _text(tokenizer: Tokenizer, token: int) -> bytes:
+    """What a token adds to the text: nothing if it is a special one."""
+    table = tokenizer.text_bytes
+    return table[token] if token < len(table) else b""
 
 
 class TextLogprobs:
@@ -58,8 +64,7 @@ class TextLogprobs:
         return self._part(tokens, [self._text(token) for token in tokens], entries)
 
     def _text(self, token: int) -> bytes:
-        table = self._tokenizer.text_bytes
-        piece = table[token] if token < len(table) else b""
+        piece = _text(self._tokenizer, token)
         if self._strips and piece:
             self._strips = False
             return piece.removeprefix(b" ")

@@ -59,8 +59,14 @@ class Worker(Protocol):
     async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
         """The shape of an answer to ``prompt``. Raises RequestError for one that cannot be enforced."""
 
+    def admit(self) -> None:
+        """To be asked before a client's requests are submitted, which are taken all or none.
+
+        Raises QueueFull and Unavailable.
+        """
+
     def submit(self, request: GenerateRequest) -> Generation:
-        """Raises QueueFull and Unavailable."""
+        """Raises Unavailable."""
 
 
 @runtime_checkable

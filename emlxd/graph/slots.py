@@ -13,6 +13,7 @@ from emlxd.graph.batch import Begin
 from emlxd.graph.sampling import SamplingMode, fold_seed, param_row
 
 IDLE: Final = SamplingParams(temperature=0.0)
+FOREVER: Final = 2**31 - 1  # a position that no sequence has
 
 
 class SlotSampling:
@@ -32,7 +33,7 @@ class SlotSampling:
     def begin(self, slot: int, begin: Begin) -> None:
         """A sequence starts to sample in ``slot``."""
         params = self._params[slot] = begin.sampling
-        self._until[slot] = len(begin.prompt) - 1 + params.min_tokens
+        self._until[slot] = min(len(begin.prompt) - 1 + params.min_tokens, FOREVER)
         self._small.clear()
         if params.penalized:
             self._row("seen", mx.bool_)[slot] = False

@@ -210,7 +210,7 @@ def _text_of(part: Mapping[str, Any]) -> str:
 def _parsed(arguments: str) -> Any:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from emlxd.core import Failed, TokenLogprob
-from emlxd.errors import EmlxdError, RequestTimedOut
-from emlxd.graph.batch import PrefillRow, StepOutput
+from emlxd.errors import EmlxdError, RequestTimedOut, ServerFault
+from emlxd.graph.batch import Begin, PrefillRow, StepOutput
 from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.meters import Meters
@@ -19,6 +21,8 @@ from emlxd.worker.prefix_reuse import PrefixReuse
 from emlxd.worker.runner import Pending, Runner
 from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
+
+log = structlog.get_logger(__name__)
 
 UNLIMITED: Final = 1 << 30
 WAITED: Final = 1e-3  # seconds: a read that took longer had to wait for the device
@@ -229,15 +233,31 @@ class Engine:
 
     def _launch_prefill(self) -> None:
         chunks = self._scheduler.prefill(self._pacer.tokens if self._scheduler.decoding else UNLIMITED)
+        begins = self._begins(chunks)
+        chunks = [chunk for chunk in chunks if not chunk.sequence.ended]
         if not chunks:
+            self._free_slots()
             return
         since = self._now()
-        pending = self._runner.prefill([_prefill_row(chunk) for chunk in chunks])
+        pending = self._runner.prefill([_prefill_row(chunk, begins.get(chunk.sequence)) for chunk in chunks])
+        self._free_slots()  # of requests that have just failed: they never began to sample
         for chunk in chunks:
             self.prefixes.keep_prompt(chunk.sequence)
         complete = [chunk.sequence for chunk in chunks if chunk.last]
         rows = [sequence for sequence in complete if sequence.request.max_tokens]
         self._launched.append(Flight(pending, rows, since, chunks))
+
+    def _begins(self, chunks: Rows[Chunk]) -> dict[Sequence, Begin]:
+        """How the sequences sample whose prompts end here. Where a grammar fails, its request does."""
+        begins = {}
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if chunk.last and sequence.request.max_tokens and not sequence.ended:
+                try:
+                    begins[sequence] = sequence.begin()
+                except Exception as error:
+                    self._fail_one(sequence, error)
+        return begins
 
     def _launch_decode(self) -> None:
         rows = self._scheduler.decode()
@@ -264,8 +284,8 @@ class Engine:
             return None
         try:
             return sequence.output.mask()
-        except EmlxdError as error:
-            self._fail([sequence.request.id], error)
+        except Exception as error:
+            self._fail_one(sequence, error)
             return None
 
     def _receive_all(self) -> None:
@@ -314,8 +334,8 @@ class Engine:
         sequence.clock.last_token = now
         try:
             pieces, reason = sequence.accept(token, logprob)
-        except EmlxdError as error:
-            self._fail([sequence.request.id], error)
+        except Exception as error:
+            self._fail_one(sequence, error)
             return
         for piece in pieces:
             self._mailbox.put(sequence.generation, piece)
@@ -332,6 +352,13 @@ class Engine:
             self._mailbox.put(answers[0].generation, Failed(error))
             for sequence in answers:
                 self._end(sequence)
+
+    def _fail_one(self, sequence: Sequence, error: Exception) -> None:
+        """Fails the request of an answer whose text cannot go on. Others know nothing of it."""
+        if not isinstance(error, EmlxdError):
+            log.exception("answer failed", request=sequence.request.id)
+            error = ServerFault("The answer failed in a way that was not foreseen; see the log.")
+        self._fail([sequence.request.id], error)
 
     def _end(self, sequence: Sequence) -> None:
         """Ends an answer. Tokens that a step in flight still brings for it are dropped on arrival."""
@@ -358,13 +385,13 @@ class Engine:
         self._ended.clear()
 
 
-def _prefill_row(chunk: Chunk) -> PrefillRow:
+def _prefill_row(chunk: Chunk, begin: Begin | None) -> PrefillRow:
     sequence, start, end = chunk.sequence, chunk.start, chunk.start + chunk.count
     return PrefillRow(
         slot=sequence.slot,
         start=start,
         tokens=sequence.context[start:end],
-        begin=sequence.begin() if chunk.last and sequence.request.max_tokens else None,
+        begin=begin,
         targets=sequence.context[start + 1 : end + 1] if sequence.scores_prompt else (),
         adapter=sequence.adapter.number,
     )

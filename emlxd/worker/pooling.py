@@ -15,7 +15,7 @@ import structlog
 
 from emlxd.config import ModelSettings
 from emlxd.core import GenerateRequest, ModelInfo, Shape, TextBatch, TokenizedText, WorkerStats
-from emlxd.errors import RequestError, Unavailable
+from emlxd.errors import RequestError, RequestTimedOut, Unavailable
 from emlxd.text.dialect import Wishes
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.gate import Gate
@@ -114,6 +114,7 @@ class PoolingWorker(ModelThread[_Job]):
         """``load`` is called on the worker's thread."""
         super().__init__(settings.name, gate)
         self._max_queue = settings.max_queue
+        self._timeout = settings.request_timeout
         self._load = load
         self._jobs: list[_Job] = []
         self._model: PoolingModel | None = None
@@ -158,6 +159,10 @@ class PoolingWorker(ModelThread[_Job]):
         """Raises RequestError."""
         self._refuse()
 
+    def admit(self) -> None:
+        """Raises RequestError."""
+        self._refuse()
+
     def submit(self, request: GenerateRequest) -> Generation:
         """Raises RequestError."""
         self._refuse()
@@ -165,6 +170,7 @@ class PoolingWorker(ModelThread[_Job]):
     def retune(self, settings: ModelSettings) -> None:
         """Takes over what may change while the model stays loaded."""
         self._max_queue = settings.max_queue
+        self._timeout = settings.request_timeout
 
     @property
     def _loaded_model(self) -> PoolingModel:
@@ -173,7 +179,7 @@ class PoolingWorker(ModelThread[_Job]):
         return self._model
 
     async def _read(self, texts: Sequence[TokenizedText]) -> list[list[float]]:
-        """What the model makes of each text. If the caller is cancelled, the rest is not computed."""
+        """What the model makes of each text. If the caller is cancelled or late, the rest is not computed."""
         if not self.alive:
             raise self._unavailable()
         if self._running + self._inbox.qsize() > self._max_queue:
@@ -181,7 +187,12 @@ class PoolingWorker(ModelThread[_Job]):
         job = _Job(texts, Future())
         if not self._send(job):
             job.fail(self._unavailable())
-        return await asyncio.wrap_future(job.future)
+        timeout = self._timeout
+        try:
+            async with asyncio.timeout(timeout or None):
+                return await asyncio.wrap_future(job.future)
+        except TimeoutError:
+            raise RequestTimedOut(f"The answer took longer than {timeout:g} seconds.") from None
 
     def _refuse(self) -> NoReturn:
         raise RequestError(

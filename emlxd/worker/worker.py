@@ -174,13 +174,16 @@ class Worker(ModelThread[_Submit | _Cancel]):
 
         return await self._in_text_thread(shape)
 
-    def submit(self, request: GenerateRequest) -> Generation:
-        """Queues a request. Raises QueueFull, and Unavailable when the worker is gone."""
+    def admit(self) -> None:
+        """Raises QueueFull when all slots and the queue are taken, Unavailable when the worker is gone."""
         engine = self._running_engine
-        if not self.alive:
-            raise self._unavailable()
         if engine.running + self._waiting(engine) >= self.info.slots + self._options.max_queue:
             raise self._full()
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queues a request, of those for which ``admit`` was asked. Raises Unavailable as that does."""
+        if not self.alive:
+            raise self._unavailable()
         answers: list[Sequence] = []
         generation = Generation(request, self._cancel, lambda: _spent(answers))
         answers += [self._answer(request, generation, index) for index in range(request.n)]

@@ -159,8 +159,9 @@ async def test_sampling(server: Server, client: openai.AsyncOpenAI) -> None:
     params = request.sampling
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0, 1, 0, 0.25, 0)
     assert request.chunking == "token"
-    await client.chat.completions.create(model="fake", messages=HELLO, top_p=0)
-    assert server.worker.submitted[-1].sampling.greedy
+    for next_to_nothing in ({"top_p": 0}, {"top_p": 1e-300}, {"temperature": 1e-40}):
+        await client.chat.completions.create(model="fake", messages=HELLO, **next_to_nothing)
+        assert server.worker.submitted[-1].sampling.greedy
 
 
 # Hints for OpenAI's caches, accounts and abuse checks.
@@ -320,6 +321,13 @@ async def test_a_token_that_is_part_of_a_character_shows_its_bytes(
     entries = answer.choices[0].logprobs.content
     assert [entry.token for entry in entries] == ["bytes:\\xc3", "bytes:\\xa9"]
     assert bytes(byte for entry in entries for byte in entry.bytes or []).decode() == "é"
+
+
+def test_a_special_token_adds_no_bytes_to_the_text() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.text_bytes = (*tokenizer.text_bytes[:7], b"", *tokenizer.text_bytes[8:])
+    (entry,) = token_objects(tokenizer, [TokenLogprob(7, -1.0, ((65, -2.0),))])
+    assert (entry["token"], entry["bytes"], entry["top_logprobs"][0]["bytes"]) == ("\x07", [], [65])
 
 
 def test_an_impossible_token_has_openais_number() -> None:

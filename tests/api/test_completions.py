@@ -99,6 +99,16 @@ async def test_echo_without_generation(server: Server, client: openai.AsyncOpenA
     assert [request.max_tokens for request in server.worker.submitted] == [0, 0]
 
 
+async def test_several_prompts_are_taken_all_or_none(server: Server, client: openai.AsyncOpenAI) -> None:
+    server.worker.max_running = 2
+    answer = await client.completions.create(model="fake", prompt=["a", "b", "c", "d"])
+    assert len(answer.choices) == 4
+    server.worker.max_running = 0
+    with pytest.raises(openai.RateLimitError):
+        await client.with_options(max_retries=0).completions.create(model="fake", prompt=["a", "b"])
+    assert len(server.worker.submitted) == 4
+
+
 async def test_logprobs(client: openai.AsyncOpenAI) -> None:
     answer = await complete(client, "abc", logprobs=2, max_tokens=2)
     found = answer.choices[0].logprobs

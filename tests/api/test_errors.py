@@ -107,6 +107,17 @@ async def test_bad_fields(
     assert server.worker.submitted == []
 
 
+@pytest.mark.parametrize(
+    "url", [CHAT, "/v1/messages", "/v1/responses", "/api/chat", "/v1/embeddings", "/tokenize"]
+)
+async def test_a_body_that_is_nested_too_deeply(http: httpx.AsyncClient, url: str) -> None:
+    deep = '{"model": "fake", "x": ' + "[" * 300 + "]" * 300 + "}"
+    response = await http.post(url, content=deep, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and "nested more than 200 levels" in response.text
+    wide = {"model": "fake", "messages": HELLO, "x": [{"y": []}] * 300}
+    assert (await http.post(CHAT, json=wide)).status_code == 200
+
+
 async def test_messages_read_well(http: httpx.AsyncClient) -> None:
     async def told(**fields: Any) -> str:
         response = await http.post(CHAT, json={"model": "fake", "messages": HELLO} | fields)

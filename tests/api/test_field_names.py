@@ -12,7 +12,7 @@ from emlxd.api.schema import ChatBody
 from emlxd.api.shapes import wishes
 from emlxd.errors import RequestError
 from tests.api.conftest import start_server
-from tests.api.test_beside import post
+from tests.api.test_offload import post
 from tests.fakes import FakeRegistry, FakeWorker
 
 SCHEMA: dict[str, Any] = {"type": "object"}

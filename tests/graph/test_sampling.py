@@ -151,3 +151,11 @@ def test_moving_a_slot_takes_its_counts_along() -> None:
     assert arrays["bias"][0, 8].item() == 50
     assert arrays["until"][0].item() == len(PROMPT) + 1
     assert slots.mode(slice(1, 3)) == SamplingMode()
+
+
+def test_an_end_that_may_never_come() -> None:
+    sampling = SlotSampling(1, 8, [3])
+    sampling.begin(0, Begin(SamplingParams(temperature=0.0, min_tokens=2**40), (1, 2)))
+    mode = sampling.mode([0])
+    logits = mx.array([[0.0, 0, 0, 9, 5, 0, 0, 0]])
+    assert sample(logits, mx.array([10_000]), sampling.arrays(mode), mode).tolist() == [4]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from emlxd.core import Failed, Finished, GenerateRequest
 from emlxd.errors import RequestError
 from emlxd.text.grammar import only
@@ -48,10 +52,26 @@ def test_neighbours_are_not_held() -> None:
     assert (held.text, free.text) == ("5 6 7 ", "3 4 5 6 7 ")
 
 
-def test_grammar_that_cannot_go_on_fails_its_own_request() -> None:
-    harness = Harness(lambda tokens: len(tokens))
-    stuck = harness.submit(request("a"), Script(5, 6, None))
-    free = harness.submit(request("b", 5))
+@pytest.mark.parametrize(("n", "script"), [(1, [None]), (2, [None]), (1, [5, None]), (1, [5, 6, None])])
+def test_grammar_that_cannot_go_on_fails_its_own_request(n: int, script: list[int | None]) -> None:
+    harness = Harness(lambda tokens: len(tokens), slots=6)
+    before = harness.submit(request("before", 5))
+    stuck = harness.submit(replace(request("a"), n=n), Script(*script))
+    after = harness.submit(request("after", 5))
     harness.run()
     assert isinstance(stuck.end, Failed) and stuck.end.error.status == 400
+    assert before.text == after.text == "3 4 5 6 7 "
+    assert not harness.scheduler.running
+
+
+def test_an_answer_that_cannot_be_read_fails_its_own_request() -> None:
+    class Deep(Script):
+        def accept(self, token: int) -> None:
+            raise RecursionError
+
+    harness = Harness(lambda tokens: len(tokens))
+    broken = harness.submit(request("a"), Deep(5, 6))
+    free = harness.submit(request("b", 5))
+    harness.run()
+    assert isinstance(broken.end, Failed) and broken.end.error.status == 500
     assert free.text == "3 4 5 6 7 "

@@ -13,7 +13,7 @@ import pytest
 
 from emlxd.config import ModelSettings, Source
 from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TextBatch, TokenizedText
-from emlxd.errors import ModelFormatError, QueueFull, RequestError, ServerFault, Unavailable
+from emlxd.errors import ModelFormatError, QueueFull, RequestError, RequestTimedOut, ServerFault, Unavailable
 from emlxd.worker.gate import Gate
 from emlxd.worker.pooling import ROUND, SHARE, EmbeddingWorker, PoolingModel, RerankWorker
 from tests.worker.fakes import assert_freed_in_turn
@@ -216,6 +216,18 @@ async def test_a_full_queue(make_worker: MakeWorker, runner: StepRunner) -> None
     assert stats is not None and (stats.running, stats.waiting) == (1, 2)
     runner.allowed.release(1000)
     await asyncio.gather(running, waiting, more)
+
+
+async def test_texts_that_take_too_long(make_worker: MakeWorker, runner: StepRunner) -> None:
+    worker = make_worker()
+    await worker.start()
+    runner.hold()
+    worker.retune(settings(request_timeout=0.01))
+    with pytest.raises(RequestTimedOut):
+        await worker.embed([[1]])
+    runner.allowed.release(1000)
+    worker.retune(settings())
+    assert await worker.embed([[2]]) == [[2.0, 1.0]]
 
 
 async def test_closing_fails_what_waits_and_frees_the_model(

@@ -176,9 +176,10 @@ async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
     worker = make_worker()
     await worker.start()
     for number in range(3):
+        worker.admit()
         worker.submit(request(f"r{number}"))
     with pytest.raises(QueueFull):
-        worker.submit(request("r3"))
+        worker.admit()
 
 
 async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
@@ -188,7 +189,7 @@ async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
     stats = worker.stats()
     assert stats is not None and stats.running + stats.waiting == 3
     with pytest.raises(QueueFull):
-        worker.submit(request("one more"))
+        worker.admit()
 
 
 async def test_a_time_limit_holds_from_the_next_request_on(
