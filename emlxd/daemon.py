@@ -118,7 +118,7 @@ async def _run(
 async def load_with_progress(
     registry: Registry, memory_use: Callable[[], Mapping[str, int]], display: ProgressDisplay
 ) -> None:
-    """Loads the startup models, and shows how many of the bytes that each needs are on the device."""
+    """Loads the startup models, and shows how many of the bytes that each keeps are on the device."""
     with display() as report:
         reporter = asyncio.create_task(_report_loading(registry, memory_use, report))
         try:
@@ -136,9 +136,8 @@ async def _report_loading(
         if loading is not current:
             current, before = loading, memory_use()["active"]
         if loading is not None:
-            report(
-                f"loading {loading.settings.name}", max(memory_use()["active"] - before, 0), loading.nbytes
-            )
+            kept = loading.needs.total - loading.needs.activations
+            report(f"loading {loading.settings.name}", max(memory_use()["active"] - before, 0), kept)
         await asyncio.sleep(REPORTED_EVERY)
 
 

@@ -10,7 +10,10 @@ from emlxd.errors import UserError
 from emlxd.version import package_version
 
 if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
+
+    from emlxd.config import TracingSettings
 
 Value = str | int | float | Sequence[str]
 EXPORT_TIMEOUT = 5.0  # seconds
@@ -47,16 +50,28 @@ class Tracer:
         self._provider.shutdown()
 
 
-def open_tracer(endpoint: str) -> Tracer:
-    """A tracer that sends to an OTLP endpoint over HTTP. Raises UserError without the extra."""
+def check_tracing(settings: TracingSettings) -> None:
+    """Raises UserError if an endpoint is set and the extra is not installed."""
+    if settings.endpoint:
+        _exporter()
+
+
+def _exporter() -> type[OTLPSpanExporter]:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise UserError("tracing.endpoint needs OpenTelemetry: pip install 'emlxd[otel]'.") from None
+    return OTLPSpanExporter
+
+
+def open_tracer(endpoint: str) -> Tracer:
+    """A tracer that sends to an OTLP endpoint over HTTP. Raises UserError without the extra."""
+    exporter = _exporter()(endpoint=endpoint, timeout=EXPORT_TIMEOUT)
+    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     resource = Resource.create({SERVICE_NAME: "emlxd", SERVICE_VERSION: package_version()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=EXPORT_TIMEOUT)))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracer(provider)

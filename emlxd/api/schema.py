@@ -142,7 +142,24 @@ class ChatPrompt(ToolsBody[ToolSpec], ThinkingBody):
         return not self.continues if self.add_generation_prompt is None else self.add_generation_prompt
 
 
+OF_VLLM: Refusals = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "prompt_logprobs": (),
+    "stop_token_ids": ([],),
+    "structured_outputs": ({},),
+    "use_beam_search": (False,),
+}
+"""What clients of vLLM send to hold an answer to something: ignoring it would give them another answer."""
+
 CHAT_REFUSED: Refusals = {
+    **OF_VLLM,
+    "chat_template": (),
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -208,7 +225,7 @@ Prompts = Annotated[
 
 
 class CompletionBody(GenerationBody, FormatBody):
-    refused: ClassVar[Refusals] = {"suffix": ("",)}
+    refused: ClassVar[Refusals] = {**OF_VLLM, "suffix": ("",)}
 
     prompt: Annotated[Prompts, Field(max_length=MOST_PROMPTS)]
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None

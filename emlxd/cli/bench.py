@@ -109,6 +109,8 @@ def bench(
         wanted = EngineOptions(concurrency, prompt_tokens[0], max_tokens, repeats)
         _measure_engine(engine, bits, wanted, peer=peer, as_json=as_json)
         return
+    if vs_model and not vs:
+        raise UserError("--vs-model means nothing without --vs.")
     import asyncio
 
     from rich.console import Console
@@ -138,9 +140,9 @@ def bench(
         measured.append(replace(options, url=vs, model=name, api_key=api_key))
     with Console(stderr=True).status("") as status:
         results = [asyncio.run(run(each, status.update)) for each in measured]
+    _print(results, as_json=as_json)
     if svg is not None:
         _write_chart(svg, results)
-    _print(results, as_json=as_json)
 
 
 def _refuse(context: typer.Context, names: Sequence[str], where: str) -> None:

@@ -30,20 +30,24 @@ def check(
     from emlxd.config_file import load
     from emlxd.keys import read_keys
     from emlxd.sources import locate_model
+    from emlxd.tracing import check_tracing
 
     path = find_config(config)
     settings = load(path)
     read_keys(settings.server)
-    count = len(settings.models)
-    typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
+    check_tracing(settings.tracing)
     here = [found for model in settings.models if (found := locate_model(model))]
     missing = [model for model in settings.models if model.name not in [found.name for found, _ in here]]
     lost = [model for model in missing if not _say_missing(model)]
+    wrong = [] if url else lost  # a daemon elsewhere has paths of its own
     if here:
-        _print_memory(settings, here)
+        wrong += _print_memory(settings, here)
+    if not wrong:
+        count = len(settings.models)
+        typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
     if against_running:
         print_plan(ask(path, url, dry_run=True))
-    if lost and url is None:  # a daemon elsewhere has paths of its own
+    if wrong:
         raise typer.Exit(1)
 
 
@@ -60,25 +64,31 @@ def _say_missing(model: ModelSettings) -> bool:
     return True
 
 
-def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> None:
-    """Raises UserError for a model that cannot be read or is larger than the budget."""
+def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> list[ModelSettings]:
+    """Gives the models that cannot be read or are larger than the budget, after saying so."""
     from emlxd.cli.table import console, make_table
     from emlxd.footprint import budget, predict
     from emlxd.memory import format_bytes
 
     limit = budget(settings.memory)
     table = make_table("model", "weights", "cache", "prefix cache", "working memory", "total", right=5)
-    too_large, total = [], 0
+    wrong, total = [], 0
     for model, files in here:
-        needs = predict(model, files)
+        try:
+            needs = predict(model, files)
+        except UserError as error:
+            typer.echo(f"{model.name}: {error.message}", err=True)
+            wrong.append(model)
+            continue
         parts = (needs.weights, needs.cache, needs.prefix_cache, needs.activations, needs.total)
         table.add_row(model.name, *map(format_bytes, parts))
         for name in model.adapter_names:
             table.add_row(f"  {name}", *[""] * 5)
         total += needs.total
-        too_large += [model.name] if needs.total > limit else []
+        if needs.total > limit:
+            typer.echo(f"{model.name}: larger than memory.budget alone.", err=True)
+            wrong.append(model)
     table.add_row("all of them", "", "", "", "", format_bytes(total))
     table.add_row("budget", "", "", "", "", format_bytes(limit))
     console().print(table)
-    if too_large:
-        raise UserError(f"Larger than memory.budget alone: {', '.join(too_large)}.")
+    return wrong

@@ -30,6 +30,8 @@ class Client:
     """``url`` is the server's, with or without /v1. Raises UserError when nothing answers there."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"'{url}' is no address of a server, expected one such as http://127.0.0.1:8420.")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.key = key
         self._headers = {"Content-Type": "application/json"}
@@ -109,7 +111,8 @@ class Client:
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise UserError(
-                f"No server answers at {self.url} ({reason}). Is `emlxd serve` running?"
+                f"No server answers at {self.url} ({reason}). Is `emlxd serve` running? "
+                "--url names another address."
             ) from None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from emlxd.errors import UserError
+from emlxd.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from emlxd.cli.client import Client
@@ -57,14 +57,20 @@ def find_config(given: Path | None) -> Path:
     """``given``, or the first file there is. Raises UserError that lists the places."""
     if given is not None:
         return given
-    places = [Path(place).expanduser() for place in SEARCHED]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    if (found := _first_config()) is None:
         raise UserError(
-            f"No configuration file: looked for {', '.join(map(str, places))}. "
+            f"No configuration file: looked for {', '.join(map(str, _places()))}. "
             "Name one with --config or EMLXD_CONFIG."
         )
     return found
+
+
+def _first_config() -> Path | None:
+    return next((place for place in _places() if place.is_file()), None)
+
+
+def _places() -> list[Path]:
+    return [Path(place).expanduser() for place in SEARCHED]
 
 
 def load_settings(given: Path | None) -> Settings:
@@ -104,10 +110,22 @@ def daemon_client(config: Path | None, url: str | None, key: str | None = None) 
 
     if url is not None:
         return Client(url, key or os.environ.get("EMLXD_API_KEY"))
+    server = _server_settings(config)
+    return Client(server_url(server), key or client_key(server))
+
+
+def _server_settings(config: Path | None) -> ServerSettings:
+    """Those of the configuration, the defaults if there is none. Raises UserError."""
+    from emlxd.config import ServerSettings
     from emlxd.config_file import load_server
 
-    server = load_server(find_config(config))
-    return Client(server_url(server), key or client_key(server))
+    path = config or _first_config()
+    if path is None:
+        return ServerSettings()
+    try:
+        return load_server(path)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, "A daemon that runs all the same is found with --url."]) from None
 
 
 def server_url(settings: ServerSettings) -> str:

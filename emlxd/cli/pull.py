@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from emlxd.cli.options import ConfigOption, ModelArgument, find_model, load_settings
+from emlxd.errors import SourceError
 
 if TYPE_CHECKING:
     from emlxd.config import ModelSettings
@@ -29,7 +30,10 @@ def pull(model: ModelArgument = None, config: ConfigOption = None) -> None:
 
 
 def fetch_missing(models: Iterable[ModelSettings]) -> None:
-    """Fetch what is not on this machine, with a progress bar. Raises SourceError."""
+    """Fetch what is not on this machine, with a progress bar. Raises SourceError for what cannot be had.
+
+    All the rest is fetched before.
+    """
     from emlxd.sources import fetch, locate, sources_of
 
     wanted = [(model.name, source) for model in models for source in sources_of(model)]
@@ -38,7 +42,13 @@ def fetch_missing(models: Iterable[ModelSettings]) -> None:
         return
     from emlxd.cli.progress import progress_bar
 
+    problems = []
     for name, source in missing:
         typer.echo(f"Fetching {name} from {source} ...", err=True)
-        with progress_bar() as report:
-            fetch(source, report)
+        try:
+            with progress_bar() as report:
+                fetch(source, report)
+        except SourceError as error:
+            problems.append(f"{name}: {error.message}")
+    if problems:
+        raise SourceError("\n".join(problems))

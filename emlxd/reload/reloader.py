@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -67,7 +67,12 @@ class Reloader:
         """What a reload would do. Raises UserError for a file that it would refuse."""
         new = load(self.path)
         self._apply(new)
-        return plan(self.settings, new)
+        return self._plan(new)
+
+    def _plan(self, new: Settings) -> Plan:
+        """The way to ``new``. What goes back to how the daemon started needs no restart."""
+        found, pending = plan(self.settings, new), plan(self._started_with, new).needs_restart
+        return replace(found, needs_restart=tuple(name for name in found.needs_restart if name in pending))
 
     async def reload(self) -> Plan:
         """Raises EmlxdError with the reason if it failed; then the old configuration stays entirely."""
@@ -80,7 +85,7 @@ class Reloader:
             try:
                 new = load(self.path)
                 put_in_force = self._apply(new)
-                found = plan(self.settings, new)
+                found = self._plan(new)
                 await self._change_models(found, new)
                 self.settings = new
                 put_in_force()

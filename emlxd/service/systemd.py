@@ -79,9 +79,15 @@ class UserUnit:
     def install(self) -> str:
         """Writes the unit, enables and starts it. Raises UserError, also for a unit that is not ours."""
         self._refuse_foreign()
+        was_there = self.file.exists()
         write(self.file, self.render().encode())
-        _systemctl("daemon-reload")
-        _systemctl("enable", UNIT)
+        try:
+            _systemctl("daemon-reload")
+            _systemctl("enable", UNIT)
+        except UserError:
+            if not was_there:
+                self.file.unlink()
+            raise
         _systemctl("restart", UNIT)
         return f"{UNIT} is installed and starts with your login: {self.file}"
 
@@ -89,8 +95,10 @@ class UserUnit:
         """Stops the daemon and removes the unit. Raises UserError for a unit that is not ours."""
         self._refuse_foreign()
         if self.file.exists():
-            _systemctl("disable", "--now", UNIT)
-            self.file.unlink()
+            try:
+                _systemctl("disable", "--now", UNIT)
+            finally:
+                self.file.unlink()
             _systemctl("daemon-reload")
         return f"{UNIT} is not installed."
 

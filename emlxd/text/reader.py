@@ -72,6 +72,11 @@ class Reader(ABC):
     # What follows is for rules.
 
     @property
+    def awaits_mark(self) -> bool:
+        """Whether a beginning of a mark is one that was cut off when text ends with it, and no text."""
+        return False
+
+    @property
     def position(self) -> int:
         """How many characters have been read."""
         return self._dropped + self._at
@@ -138,7 +143,7 @@ class Reader(ABC):
         while True:
             text = self.unread()
             found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
-            held = 0 if self._ended else _held_back(text, marks)
+            held = _held_back(text, marks) if self.awaits_mark or not self._ended else 0
             at, _, mark = min(found, default=(len(text) - held, 0, ""))
             passed = text[:at].rstrip(trim) if trim else text[:at]
             self._pass(passed, channel)

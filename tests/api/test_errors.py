@@ -95,6 +95,9 @@ def message(**fields: Any) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
+        ({"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_parameter"),
+        ({"stop_token_ids": [7]}, "stop_token_ids", "unsupported_parameter"),
     ],
 )  # fmt: skip
 async def test_bad_fields(

@@ -47,7 +47,7 @@ def test_without_a_configuration_the_places_are_listed(emlxd):
 
 
 def test_the_first_configuration_found_is_used(emlxd, config):
-    model = "{name: %s, source: {path: small.gguf}}"
+    model = "{name: %s, source: {hf: org/nowhere}}"
     for count, place in enumerate(("home/.config/emlxd/config.yaml", "config/config.yaml", "config.yaml"), 1):
         config(f"models: [{', '.join(model % name for name in 'abc'[:count])}]", place)
         assert f"{place} is in order: {count} model" in emlxd("check").stdout
@@ -74,7 +74,11 @@ def test_every_problem_of_the_configuration_is_one_line(emlxd, config, command):
     result = emlxd(command)
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
-    assert [line.split(" ")[0] for line in lines] == ["config.yaml:2:", "config.yaml:4:"]
+    assert [line.split(" ")[0] for line in lines] == [
+        "config.yaml:2:",
+        "config.yaml:4:",
+        *(["A"] if command == "chat" else []),
+    ]
 
 
 def test_check_tells_the_memory_of_the_models_that_are_here(emlxd, config, tmp_path):
@@ -84,8 +88,8 @@ def test_check_tells_the_memory_of_the_models_that_are_here(emlxd, config, tmp_p
     config(f"models: [{entry % ('a', 'tiny')}, {entry % ('b', 'absent.gguf')}]\nmemory: {{budget: 1GiB}}")
     result = emlxd("check")
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert rows[1] == ["model", "weights", "cache", "prefix", "cache", "working", "memory", "total"]
-    assert rows[2][:5] == ["a", "521.8", "KiB", "1.5", "MiB"]
+    assert rows[0] == ["model", "weights", "cache", "prefix", "cache", "working", "memory", "total"]
+    assert rows[1][:5] == ["a", "521.8", "KiB", "1.5", "MiB"]
     assert rows[-1] == ["budget", "1.0", "GiB"]
     assert f"b: {tmp_path / 'absent.gguf'} does not exist, expected a .gguf file" in result.stderr
     assert result.exit_code == 1  # `serve` could not start
@@ -96,7 +100,7 @@ def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
     tiny.save(tmp_path / "tiny", model, shape)
     config("models: [{name: a, source: {path: tiny}}]\nmemory: {budget: 1MiB}")
     result = emlxd("check")
-    assert (result.exit_code, result.stderr) == (1, "Larger than memory.budget alone: a.\n")
+    assert (result.exit_code, result.stderr) == (1, "a: larger than memory.budget alone.\n")
 
 
 def test_check_says_what_can_be_downloaded(emlxd, config):
@@ -115,11 +119,27 @@ def test_check_finds_keys_with_which_nothing_could_start(emlxd, config, tmp_path
     )
 
 
-def test_check_finds_a_damaged_model(emlxd, config):
-    config()
+def test_check_tells_of_every_model_that_cannot_be_read(emlxd, config, tmp_path):
+    model, shape = tiny.make_llama()
+    tiny.save(tmp_path / "tiny", model, shape)
+    (tmp_path / "empty").mkdir()
+    names = {"a": "small.gguf", "b": "empty", "c": "tiny"}
+    (tmp_path / "small.gguf").touch()
+    config("models:\n" + "".join(f"- {{name: {name}, source: {{path: {names[name]}}}}}\n" for name in names))
+    result = emlxd("check")
+    assert result.exit_code == 1 and "in order" not in result.stdout
+    assert result.stdout.splitlines()[1].split()[0] == "c"
+    told = [line.split(" ")[0] for line in result.stderr.splitlines()]
+    assert told == ["a:", "b:"] and "small.gguf: the file is empty" in result.stderr
+
+
+def test_check_finds_a_context_that_no_model_has(emlxd, config, tmp_path):
+    model, shape = tiny.make_llama()
+    tiny.save(tmp_path / "tiny", model, shape)
+    config("models: [{name: a, source: {path: tiny}, max_context: 4096}]")
     result = emlxd("check")
     assert result.exit_code == 1
-    assert "small.gguf: the file is empty" in result.stderr
+    assert "max_context is 4096, but the model was made for at most 512 tokens" in result.stderr
 
 
 def test_adapters_are_checked_listed_and_pulled_with_their_model(emlxd, config, tmp_path):
@@ -131,8 +151,8 @@ def test_adapters_are_checked_listed_and_pulled_with_their_model(emlxd, config, 
     assert "missing" in emlxd("models").stdout
     tiny_adapters.save_mlx(tmp_path / "x", model, seed=1)
     rows = [line.split() for line in emlxd("check").stdout.splitlines()]
-    assert rows[2][:2] == ["a", "565.2"]
-    assert rows[3] == ["a:x"]
+    assert rows[1][:2] == ["a", "565.2"]
+    assert rows[2] == ["a:x"]
     assert "  a:x" in emlxd("models").stdout
     assert emlxd("pull", "a:x").stdout == f"a: {tmp_path / 'tiny'}\na:x: {tmp_path / 'x'}\n"
     (tmp_path / "x" / "adapter_config.json").unlink()
@@ -186,7 +206,7 @@ def test_a_failed_download_is_one_line(emlxd, config, monkeypatch):
 
     monkeypatch.setattr(sources, "fetch", fetch)
     result = emlxd("pull", "absent")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "no route to the registry")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "absent: no route to the registry")
 
 
 def test_models_lists_files_and_states(emlxd, config, daemon):

@@ -31,7 +31,10 @@ def test_a_dry_run_only_asks(emlxd, running):
 
 def test_nothing_to_do_is_said(emlxd, running):
     running.answers["/admin/reload?dry_run=false"] = {"plan": {"keep": ["small"]}}
-    assert emlxd("reload").stdout == "Nothing changes: the daemon runs with this file already.\n"
+    assert (
+        emlxd("reload").stdout
+        == "Nothing changes: the daemon, which follows the file, runs with it already.\n"
+    )
 
 
 def test_check_against_running_tells_the_same(emlxd, running, tmp_path):

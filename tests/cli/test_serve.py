@@ -49,7 +49,7 @@ def test_a_model_that_cannot_be_fetched_ends_it_before_it_serves(emlxd, config, 
     config()
     monkeypatch.setattr(sources, "fetch", fetch)
     result = emlxd("serve")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "no such package")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "absent: no such package")
     assert steps == [("log", "info")]
 
 

@@ -104,3 +104,18 @@ def test_what_systemctl_complains_of_is_told(unit: UserUnit, monkeypatch: pytest
     monkeypatch.setenv("REFUSE", "status")
     with pytest.raises(UserError, match="systemd does not answer: Failed to connect"):
         unit.status()
+
+
+def test_nothing_is_left_where_systemd_does_not_answer(
+    unit: UserUnit, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSE", "daemon-reload")
+    with pytest.raises(UserError, match="Failed to connect"):
+        unit.install()
+    assert not unit.file.exists()
+    monkeypatch.setenv("REFUSE", "nothing")
+    unit.install()
+    monkeypatch.setenv("REFUSE", "disable")
+    with pytest.raises(UserError, match="Failed to connect"):
+        unit.uninstall()
+    assert not unit.file.exists()

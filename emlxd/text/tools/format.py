@@ -145,6 +145,11 @@ class TriggeredReader(CallReader):
         super().__init__(tools, new_id)
         self._triggers = triggers
 
+    @property
+    def awaits_mark(self) -> bool:
+        """After a call another may come; and where an answer is held to calls, it has no other beginning."""
+        return self.calls > 0 or (self.held and self.position == 0)
+
     @abstractmethod
     def read_calls(self, trigger: str) -> Steps[None]:
         """Reads what follows ``trigger``, up to the end of its call or calls. Raises Malformed."""
@@ -159,7 +164,7 @@ class TriggeredReader(CallReader):
         while trigger := (yield from self.pass_text("content", *self._triggers, trim=" \r\n\t")):
             self._entered = self._at - len(trigger)
             yield from self._try_calls(trigger, self._at)
-        if not self.calls:
+        if not (self.calls or self.awaits_mark):
             self._pass(self.unread(), "content")
 
     def _try_calls(self, trigger: str, start: int) -> Steps[None]:
