@@ -10,13 +10,13 @@ from typing import Final, cast
 import mlx.core as mx
 
 from emlxd.graph.adapters import SlotAdapters
-from emlxd.graph.attention import Place
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.block_pool import BlockPool, block_bytes
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.device_memory import out_of_memory
 from emlxd.graph.kv_cache import KVCache
-from emlxd.graph.pending import Pending, Scored
+from emlxd.graph.pending import Pending
+from emlxd.graph.prefill import place_of, score, tokens_of
 from emlxd.graph.sampling import Logprobs, logprobs, sample
 from emlxd.graph.slots import SlotSampling
 from emlxd.graph.state_pool import StatePool, state_bytes
@@ -24,7 +24,6 @@ from emlxd.graph.step import DecodeSteps, Sampled, StepRows
 from emlxd.graph.step_positions import StepPositions
 from emlxd.graph.transformer import Transformer
 
-SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
 PORTION: Final = 1 << 26  # bytes that are made at once, which takes a CPU tens of milliseconds
 
 
@@ -133,24 +132,14 @@ class MlxRunner:
 
     def prefill(self, rows: Sequence[PrefillRow]) -> Pending:
         """Runs pieces of prompts side by side, padded to the longest. One token a row that has ``begin``."""
-        length = max(len(row.tokens) for row in rows)
-        if length > self.slack + 1:
-            raise ValueError(f"{length} tokens in one step, but there is room for {self.slack + 1}")
+        place = place_of(rows, self._cache)
+        if place.length > self.slack + 1:
+            raise ValueError(f"{place.length} tokens in one step, but there is room for {self.slack + 1}")
         self._cache.give_states(self.slots)
         for row in rows:
             self._adapters.set(row.slot, row.adapter)
-        adapters = [row.adapter for row in rows]
-        place = Place(
-            rows=_slots_of(rows),
-            starts=mx.array([row.start for row in rows], dtype=mx.int32),
-            length=length,
-            window=self._cache.exact_window(max(row.start for row in rows) + length),
-            lengths=mx.array([len(row.tokens) for row in rows], dtype=mx.int32),
-            adapters=mx.array(adapters, dtype=mx.int32) if any(adapters) else None,
-        )
-        tokens = mx.array([[*row.tokens, *[0] * (length - len(row.tokens))] for row in rows], dtype=mx.int32)
-        hidden = self._model.forward(tokens, place, self._cache.layers)
-        scores = [self._score(hidden[index], row.targets) for index, row in enumerate(rows)]
+        hidden = self._model.forward(tokens_of(rows), place, self._cache.layers)
+        scores = [score(self._model, hidden[index], row.targets) for index, row in enumerate(rows)]
         barrier = hidden[:, -1, :1]
         last = [(index, row.slot, row.begin) for index, row in enumerate(rows) if row.begin]
         if not last:
@@ -184,17 +173,6 @@ class MlxRunner:
         self._set_tokens(slots, tokens)
         self._sampling.count(slots, tokens)
         return tokens, logprobs(logits, tokens) if mode.logprobs else None
-
-    def _score(self, hidden: mx.array, targets: tuple[int, ...]) -> list[Scored]:
-        """hidden [L, D]; evaluated part by part, since the logits of a whole chunk may be a gigabyte."""
-        parts = []
-        for start in range(0, len(targets), SCORED_AT_ONCE):
-            some = targets[start : start + SCORED_AT_ONCE]
-            logits = self._model.logits(hidden[start : start + len(some)])
-            found = logprobs(logits, mx.array(some, dtype=mx.int32))
-            mx.eval(found.chosen, found.top_tokens, found.top)
-            parts.append(Scored(some, found))
-        return parts
 
     def decode(self, positions: Sequence[int | None]) -> Pending:
         """One step for slots 0..n-1; ``positions[i]`` is where slot i's pending token is written.
@@ -383,14 +361,6 @@ def _checkpoints(cache: KVCache, nbytes: int) -> int:
     """How many states the prefix cache keeps: at most as many as blocks, in at most half of its bytes."""
     state = state_bytes(cache)
     return min(nbytes // (2 * state), nbytes // (state + block_bytes(cache))) if state else 0
-
-
-def _slots_of(rows: Sequence[PrefillRow]) -> slice | mx.array:
-    """Neighbouring slots as a slice, which reads the cache without a copy."""
-    slots = [row.slot for row in rows]
-    if slots == list(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0], slots[0] + len(slots))
-    return mx.array(slots, dtype=mx.int32)
 
 
 def _agreed(draft: Sequence[int], sampled: Sequence[int]) -> list[int]:
