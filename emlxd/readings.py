@@ -50,10 +50,10 @@ class Readings:
         for resident in residents:
             if stats := resident.worker.stats():
                 workers[resident.settings.name].append(stats)
-        for model in dict.fromkeys([*residents.gone, *workers]):
+        for model in dict.fromkeys([*residents.counts_of_gone, *workers]):
             counts = [stats.counts for stats in workers[model]]
-            if model in residents.gone:
-                counts.append(residents.gone[model])
+            if model in residents.counts_of_gone:
+                counts.append(residents.counts_of_gone[model])
             yield _Reading(model, workers[model], reduce(add, counts))
 
     def _model_gauges(self) -> Iterator[Family]:

@@ -102,7 +102,7 @@ class Residents:
         self._freed = asyncio.Event()
         self.loads: Counter[tuple[str, ...]] = Counter()
         self.unloads: Counter[tuple[str, ...]] = Counter()
-        self.gone: dict[str, WorkerCounts] = {}
+        self.counts_of_gone: dict[str, WorkerCounts] = {}
 
     def __iter__(self) -> Iterator[Resident]:
         return iter(self._residents)
@@ -212,8 +212,8 @@ class Residents:
     def _keep_counts(self, resident: Resident) -> None:
         stats, name = resident.worker.stats(), resident.settings.name
         if stats is not None:
-            before = self.gone.get(name)
-            self.gone[name] = before + stats.counts if before else stats.counts
+            before = self.counts_of_gone.get(name)
+            self.counts_of_gone[name] = before + stats.counts if before else stats.counts
 
     async def close(self, limit: float) -> bool:
         """Unloads everything, whoever uses it. False if something is stuck after ``limit`` seconds."""

@@ -20,6 +20,7 @@ __syncthreads();
 
 const Phases phases{reinterpret_cast<const Layer*>(words), LAYERS * PHASES};
 Stream<Item<Sizes::BITS, Sizes::GROUP>, Sizes::DEPTH, Phases> stream(phases, step.ring());
+static_assert(WARPS * Sizes::DEPTH * decltype(stream)::Item::BYTES == Sizes::RING_BYTES);
 #pragma unroll 1
 for (int i = 0; i <= phases.count; ++i) {
   const int l = i / PHASES, n = i % PHASES;

@@ -157,6 +157,7 @@ class KernelShape:
             "SUMS": self._sums_bytes,
             "RING": self.staged_bytes + self._small_bytes,
             "DEPTH": self.depth,
+            "RING_BYTES": self._ring_bytes,
             **places,
         }
         floats = {
