@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from emlxd.config import TracingSettings
 from emlxd.errors import UserError
-from emlxd.tracing import Tracer, open_tracer
+from emlxd.tracing import Tracer, check_tracing, open_tracer
 from tests.metrics.house import house
 from tests.metrics.test_readings import M, until
 
@@ -113,6 +114,9 @@ async def test_spans_are_sent_to_the_endpoint() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(UserError, match=r"pip install 'emlxd\[otel\]'"):
-        open_tracer("http://127.0.0.1:4318/v1/traces")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    endpoint = "http://127.0.0.1:4318/v1/traces"
+    for use in (open_tracer, lambda endpoint: check_tracing(TracingSettings(endpoint=endpoint))):
+        with pytest.raises(UserError, match=r"pip install 'emlxd\[otel\]'"):
+            use(endpoint)
+    check_tracing(TracingSettings())
