@@ -10,25 +10,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
 from emlxd.config import ModelSettings, ServerSettings, Settings, Source
+from emlxd.config_document import Document, Keys, dotted
 from emlxd.errors import ConfigError
 
-Keys = tuple[str | int, ...]
-"""Where a value sits: ``("models", 0, "slots")``."""
-
-# Aliases multiply: a few hundred bytes of YAML can stand for billions of values.
-MAX_VALUES = 50_000
-
 PREFIX = "EMLXD_"
-
-_MERGE = "tag:yaml.org,2002:merge"
-_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
@@ -37,7 +28,7 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
     Models come with ``defaults`` merged in; their relative ``path`` sources start at the file's
     folder. Raises ConfigError that lists every problem of the file and the environment.
     """
-    document = _Document(path)
+    document = Document(path)
     overrides = _Overrides(os.environ if env is None else env)
     data = _merge(document.values, overrides.values)
     problems = document.problems + overrides.problems
@@ -47,7 +38,7 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
             return
         variable = overrides.variable(where)
         if variable is None:
-            problems.append((document.line(where), f"{_dotted(where)}: {message}"))
+            problems.append((document.line(where), f"{dotted(where)}: {message}"))
         else:
             problems.append((0, f"{variable}: {message}"))
 
@@ -83,116 +74,22 @@ def load_server(path: Path, env: Mapping[str, str] | None = None) -> ServerSetti
     except ConfigError as mistakes:
         overrides = _Overrides(os.environ if env is None else env)
         try:
-            data = _merge(_Document(path).values, overrides.values)
+            data = _merge(Document(path).values, overrides.values)
             return _anchor_server(ServerSettings.model_validate(data.get("server") or {}), path.parent)
         except (ConfigError, ValidationError):
             raise mistakes from None
+
+
+def places_of_models(path: Path, count: int) -> list[str]:
+    """``config.yaml:7``, where each of the file's first ``count`` models begins."""
+    document = Document(path)
+    return [f"{path}:{document.line(('models', index))}" for index in range(count)]
 
 
 def _anchor_server(server: ServerSettings, folder: Path) -> ServerSettings:
     if server.api_keys_file is None:
         return server
     return server.model_copy(update={"api_keys_file": _absolute(server.api_keys_file, folder)})
-
-
-class _Document:
-    """A YAML file as plain values, the line of every key, and what is wrong with the file as YAML."""
-
-    def __init__(self, path: Path) -> None:
-        self.values: dict[str, Any] = {}
-        self.problems: list[tuple[int, str]] = []
-        self.unreadable: set[Keys] = set()
-        self._lines: dict[Keys, int] = {(): 1}
-        self._budget = MAX_VALUES
-        # Only its constructor for scalars is used; a safe one, which knows no Python objects.
-        self._scalars = yaml.SafeLoader("")
-        try:
-            self.values = self._mapping(_compose(path), ())
-        except RecursionError:
-            raise ConfigError([f"{path}: nested too deeply, expected a few levels"]) from None
-        if self._budget < 0:
-            raise ConfigError([f"{path}: aliases expand to over {MAX_VALUES} values, expected fewer"])
-
-    def line(self, where: Keys) -> int:
-        """The line of ``where``, or of the nearest thing around it that the file has."""
-        while where not in self._lines:
-            where = where[:-1]
-        return self._lines[where]
-
-    def _value(self, node: yaml.Node, where: Keys) -> Any:
-        self._budget -= 1
-        if self._budget < 0:
-            return None
-        self._lines.setdefault(where, _line(node))
-        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN:
-            problem = f"the tag {node.tag} is not allowed, expected none"
-        elif isinstance(node, yaml.MappingNode):
-            return self._mapping(node, where)
-        elif isinstance(node, yaml.SequenceNode):
-            return [self._value(item, (*where, index)) for index, item in enumerate(node.value)]
-        else:
-            try:
-                return self._scalars.construct_object(node)
-            except yaml.constructor.ConstructorError:
-                problem = f"the tag {node.tag} is not allowed, expected none"
-            except ValueError as error:
-                problem = f"{node.value!r} is not a value ({error}), expected text in quotes"
-        self.problems.append((_line(node), f"{_dotted(where)}: {problem}"))
-        self.unreadable.add(where)
-        return None
-
-    def _mapping(self, node: yaml.MappingNode, where: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        # Merges first, so that the lines of the mapping's own keys win as their values do.
-        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _MERGE):
-            key = key_node.value
-            problem = None
-            if key_node.tag == _MERGE:
-                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                for part in parts:
-                    found = self._value(part, where)
-                    merged = found | merged if isinstance(found, dict) else merged
-                    if not isinstance(part, yaml.MappingNode):
-                        problem = "found nothing that can be merged, expected keys and values"
-            elif not isinstance(key, str) or not key:
-                problem = "found a key that is not text, expected text"
-            elif key in values:
-                first = self._lines[(*where, key)]
-                problem = f"duplicate key {key!r}, expected it once; it is also on line {first}"
-            else:
-                self._lines[(*where, key)] = _line(key_node)
-                values[key] = self._value(value_node, (*where, key))
-            if problem is not None:
-                self.problems.append((_line(key_node), f"{_dotted(where)}: {problem}"))
-        return merged | values
-
-
-def _compose(path: Path) -> yaml.MappingNode:
-    """The keys and values of a YAML file, each with its place. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot read the file: {error.strerror}"]) from None
-    except UnicodeDecodeError as error:
-        at = f"{path}:{1 + error.object[: error.start].count(10)}"
-        raise ConfigError([f"{at}: byte {error.start} is not UTF-8, expected a UTF-8 file"]) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        context = f" {error.context}" if error.context else ""
-        meant = "; YAML is indented with spaces" if "'\\t'" in (error.problem or "") else ""
-        raise ConfigError([f"{path}:{line}: not valid YAML{context}: {error.problem}{meant}"]) from None
-    except yaml.reader.ReaderError as error:
-        line = 1 + text[: error.position].count("\n")
-        found = f"found the character #x{error.character:04x}, expected text without it"
-        raise ConfigError([f"{path}:{line}: not valid YAML: {found}"]) from None
-    if root is None:
-        raise ConfigError([f"{path}:1: the file is empty, expected at least a list of models"])
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError([f"{path}:{_line(root)}: found no keys, expected some such as 'models:'"])
-    return root
 
 
 class _Overrides:
@@ -266,7 +163,7 @@ def _check_names(models: Any, report: Callable[[Keys, str], None]) -> None:
     seen: dict[str, Keys] = {}
     for where, name in _names(models):
         if name in seen:
-            report(where, f"{name!r} is taken by {_dotted(seen[name])}, expected each name and alias once")
+            report(where, f"{name!r} is taken by {dotted(seen[name])}, expected each name and alias once")
         seen.setdefault(name, where)
 
 
@@ -379,17 +276,6 @@ def _keys_of(where: Keys) -> list[str]:
 def _did_you_mean(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def _dotted(where: Keys) -> str:
-    """``models[0].slots``"""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
-    return text.removeprefix(".") or "the file"
-
-
-def _line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line
-    return line + 1
 
 
 def _by_line(problem: tuple[int, str]) -> int:

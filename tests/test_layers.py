@@ -17,7 +17,7 @@ FLOORS = (
         *("errors", "core", "config", "config_values", "log", "json_files", "version", "threads"),
         *("tracing", "metrics", "instruments", "exposition", "vllm_names"),
     },
-    {"text", "config_file", "keys", "sources", "downloads"},
+    {"text", "config_document", "config_file", "keys", "sources", "downloads"},
     {"graph"},
     {"worker"},
     {"registry", "residency", "readings", "memory", "footprint", "description", "reload", "operate"},

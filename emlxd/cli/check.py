@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ def check(
     Then how much memory its models take, if their files are here.
     Status 1 if something is wrong.
     """
-    from emlxd.config_file import load
+    from emlxd.config_file import load, places_of_models
     from emlxd.keys import read_keys
     from emlxd.sources import locate_model
     from emlxd.tracing import check_tracing
@@ -36,12 +37,14 @@ def check(
     settings = load(path)
     read_keys(settings.server)
     check_tracing(settings.tracing)
+    names = [model.name for model in settings.models]
+    places = dict(zip(names, places_of_models(path, len(names)), strict=True))
     here = [found for model in settings.models if (found := locate_model(model))]
     missing = [model for model in settings.models if model.name not in [found.name for found, _ in here]]
-    lost = [model for model in missing if not _say_missing(model)]
+    lost = [model for model in missing if not _say_missing(model, places[model.name])]
     wrong = [] if url else lost  # a daemon elsewhere has paths of its own
     if here:
-        wrong += _print_memory(settings, here)
+        wrong += _print_memory(settings, here, places)
     if not wrong:
         count = len(settings.models)
         typer.echo(f"{path} is in order: {count} model{'' if count == 1 else 's'}.")
@@ -51,20 +54,22 @@ def check(
         raise typer.Exit(1)
 
 
-def _say_missing(model: ModelSettings) -> bool:
+def _say_missing(model: ModelSettings, place: str) -> bool:
     """Whether the model's files can be had: paths must be here, downloads need not be yet."""
     from emlxd.sources import check_paths
 
     try:
         check_paths(model)
     except SourceError as error:
-        typer.echo(f"{model.name}: {error.message}", err=True)
+        typer.echo(f"{place}: {model.name}: {error.message}", err=True)
         return False
     typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
     return True
 
 
-def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) -> list[ModelSettings]:
+def _print_memory(
+    settings: Settings, here: list[tuple[ModelSettings, Path]], places: Mapping[str, str]
+) -> list[ModelSettings]:
     """Gives the models that cannot be read or are larger than the budget, after saying so."""
     from emlxd.cli.table import console, make_table
     from emlxd.footprint import budget, predict
@@ -77,7 +82,7 @@ def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) ->
         try:
             needs = predict(model, files)
         except UserError as error:
-            typer.echo(f"{model.name}: {error.message}", err=True)
+            typer.echo(f"{places[model.name]}: {model.name}: {error.message}", err=True)
             wrong.append(model)
             continue
         parts = (needs.weights, needs.cache, needs.prefix_cache, needs.activations, needs.total)
@@ -86,7 +91,7 @@ def _print_memory(settings: Settings, here: list[tuple[ModelSettings, Path]]) ->
             table.add_row(f"  {name}", *[""] * 5)
         total += needs.total
         if needs.total > limit:
-            typer.echo(f"{model.name}: larger than memory.budget alone.", err=True)
+            typer.echo(f"{places[model.name]}: {model.name}: larger than memory.budget alone.", err=True)
             wrong.append(model)
     table.add_row("all of them", "", "", "", "", format_bytes(total))
     table.add_row("budget", "", "", "", "", format_bytes(limit))

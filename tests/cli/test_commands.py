@@ -100,7 +100,7 @@ def test_check_finds_a_model_that_can_never_be_loaded(emlxd, config, tmp_path):
     tiny.save(tmp_path / "tiny", model, shape)
     config("models: [{name: a, source: {path: tiny}}]\nmemory: {budget: 1MiB}")
     result = emlxd("check")
-    assert (result.exit_code, result.stderr) == (1, "a: larger than memory.budget alone.\n")
+    assert (result.exit_code, result.stderr) == (1, "config.yaml:1: a: larger than memory.budget alone.\n")
 
 
 def test_check_says_what_can_be_downloaded(emlxd, config):
@@ -130,7 +130,7 @@ def test_check_tells_of_every_model_that_cannot_be_read(emlxd, config, tmp_path)
     assert result.exit_code == 1 and "in order" not in result.stdout
     assert result.stdout.splitlines()[1].split()[0] == "c"
     told = [line.split(" ")[0] for line in result.stderr.splitlines()]
-    assert told == ["a:", "b:"] and "small.gguf: the file is empty" in result.stderr
+    assert told == ["config.yaml:2:", "config.yaml:3:"] and "small.gguf: the file is empty" in result.stderr
 
 
 def test_check_finds_a_context_that_no_model_has(emlxd, config, tmp_path):
