@@ -10,6 +10,7 @@ from emlxd.core import Tool
 from emlxd.text.grammar import embedded_schema
 from emlxd.text.reader import Steps
 from emlxd.text.tools.format import MAX_CALLS, CallReader, Malformed, one_of_calls
+from emlxd.text.tools.json_text import escaped, parsed
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("type", "id")
@@ -117,7 +118,7 @@ class JsonCallReader(CallReader):
         yield from self.value(parts.append)
         text = "".join(parts)
         if text.startswith('"'):  # an object as the text of a string
-            text = _parsed(text)
+            text = escaped(_parsed(text))
         if early is None:
             self._complete(text)
         else:
@@ -145,7 +146,7 @@ class JsonCallReader(CallReader):
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parsed(text)
     except ValueError:
         raise Malformed from None
 

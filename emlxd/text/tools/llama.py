@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
 from emlxd.text.tools.format import Format, Malformed, TriggeredReader
 from emlxd.text.tools.json_calls import JsonCallReader, call_rules, series
+from emlxd.text.tools.json_text import written
 
 _PYTHON = "<|python_tag|>"
 
@@ -37,20 +36,20 @@ class LlamaReader(JsonCallReader, TriggeredReader):
             self._at = len(self._text)
         name, arguments = _python_call(self._text[start:])
         self.begin_call(name)
-        self.arguments(json.dumps(arguments, ensure_ascii=False))
+        self.arguments(arguments)
 
 
-def _python_call(code: str) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of ``name.call(key=value, ...)`` with literals for values."""
+def _python_call(code: str) -> tuple[str, str]:
+    """The name and, as JSON, the arguments of ``name.call(key=value, ...)`` with literals for values."""
     try:
         match ast.parse(code.strip(), mode="eval").body:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=name), attr="call"), args=[], keywords=keywords
             ):
-                return name, {str(word.arg): ast.literal_eval(word.value) for word in keywords}
+                return name, written({str(word.arg): ast.literal_eval(word.value) for word in keywords})
             case _:
                 raise Malformed
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         raise Malformed from None
 
 
