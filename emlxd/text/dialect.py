@@ -11,8 +11,9 @@ from typing import Any
 import structlog
 
 from emlxd.core import Grammar, Shape, Tool
-from emlxd.errors import RequestError
-from emlxd.text.grammar import GrammarCompiler, json_schema_grammar, nested_grammar
+from emlxd.errors import RequestError, ServerFault
+from emlxd.text.grammar import GrammarCompiler, InvalidGrammar, json_schema_grammar, nested_grammar
+from emlxd.text.json_schema import UnsupportedSchema
 from emlxd.text.thinking import find_thinking
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.text.tools.hermes import Hermes
@@ -114,16 +115,37 @@ class Dialect:
 
     def _enforceable(self, tool: Tool) -> Tool:
         """``tool`` with a schema that a grammar can be made of."""
-        parameters = {"type": "object"} | tool.parameters
         try:
-            grammar = json_schema_grammar(parameters, tool.param)
-            self._compiler.matcher(grammar)
+            return self._enforced(tool)
         except RequestError as error:
             if tool.strict:
                 raise
             log.info("tool schema not enforced", tool=tool.name, reason=error.message)
+        freed = replace(tool, parameters=self._format.freed(tool.parameters))
+        try:
+            return self._enforced(freed)
+        except RequestError:
             return replace(tool, parameters={"type": "object"})
-        return replace(tool, parameters=json.loads(grammar.source))
+
+    def _enforced(self, tool: Tool) -> Tool:
+        """Raises RequestError if the schema of ``tool`` cannot be enforced whole in the model's format."""
+        grammar = json_schema_grammar({"type": "object"} | tool.parameters, tool.param)
+        self._compiler.matcher(grammar)
+        tool = replace(tool, parameters=json.loads(grammar.source))
+        if self._format.raw:
+            self._check_rules(tool)
+        return tool
+
+    def _check_rules(self, tool: Tool) -> None:
+        rules = self._format.rules([tool], self._mark, parallel=False)
+        try:
+            self._compiler.matcher(Grammar("lark", f"start: calls\n{rules}", tool.param))
+        except (InvalidGrammar, ServerFault) as error:
+            raise UnsupportedSchema(
+                f"Invalid schema in '{tool.param}': not supported in the format '{self._format.name}' "
+                f"of this model: {' '.join(error.message.split())}",
+                param=tool.param,
+            ) from None
 
     def _mark(self, text: str) -> str:
         """What stands in Lark for a mark of the format: a special token, or its text."""

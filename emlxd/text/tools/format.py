@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from emlxd.core import Tool
 from emlxd.text.reader import Call, Read, Reader, Steps
@@ -27,6 +28,9 @@ class Format(ABC):
     writes_all = False
     """Whether thinking and answers are written in it too."""
 
+    raw = False
+    """Whether arguments are written as they are, not as JSON: not every schema can be enforced then."""
+
     @abstractmethod
     def knows(self, template: str) -> bool:
         """Whether a chat template teaches this format."""
@@ -40,6 +44,10 @@ class Format(ABC):
 
         ``mark`` gives what stands in Lark for one of the ``markers``.
         """
+
+    def freed(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A schema to enforce in place of one that cannot be."""
+        return {"type": "object"}
 
     def final_rules(self, body: str, mark: Callable[[str], str]) -> str:
         """A Lark grammar whose rule ``final`` is an answer of the rule ``body``."""

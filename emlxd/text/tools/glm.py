@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Format, one_of_calls
-from emlxd.text.tools.json_calls import series
-from emlxd.text.tools.parameters import ParameterReader, argument_names, parameter_schema, value_rules
+from emlxd.text.tools.parameters import ParameterFormat, ParameterReader
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
@@ -32,16 +29,16 @@ class GlmReader(ParameterReader):
         self.end_arguments()
 
     def _pair(self) -> Steps[None]:
-        key = yield from self.before(_KEY_END)
+        key = (yield from self.before(_KEY_END)).strip()
         yield from self.skip_space()
         yield from self.expect(_VALUE)
-        value = yield from self.before(_VALUE_END)
-        self.argument(key.strip(), value)
+        self.argument(key, (yield from self.value_text(key, _VALUE_END)))
 
 
-class Glm(Format):
+class Glm(ParameterFormat):
     name = "glm"
     markers = (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    value_mark = _VALUE_END
 
     def knows(self, template: str) -> bool:
         return _KEY in template and _VALUE in template
@@ -49,20 +46,17 @@ class Glm(Format):
     def reader(self, tools: Sequence[Tool]) -> GlmReader:
         return GlmReader(tools, [_OPEN])
 
-    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
-        tagged = f"call: {mark(_OPEN)} ({one_of_calls(tools)}) {mark(_CLOSE)}"
-        rules = [series("call", '"\\n"', parallel=parallel), tagged]
-        for index, tool in enumerate(tools):
-            rules += _tool_rules(index, tool, mark)
-        return "\n".join(rules)
+    def key(self, name: str) -> str:
+        return name
 
+    def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
+        return f'{mark(_KEY)} {key} {mark(_KEY_END)} "\\n" {mark(_VALUE)} {value} "\\n"'
 
-def _tool_rules(index: int, tool: Tool, mark: Callable[[str], str]) -> list[str]:
-    required = tool.parameters.get("required", ())
-    items, rules = [], []
-    for number, name in enumerate(argument_names(tool.parameters)):
-        rule = f"value_{index}_{number}"
-        pair = f'{mark(_KEY)} {json.dumps(name)} {mark(_KEY_END)} "\\n" {mark(_VALUE)} {rule} "\\n"'
-        items.append(f"({pair}){'' if name in required else '?'}")
-        rules += value_rules(rule, parameter_schema(tool.parameters, name), mark(_VALUE_END))
-    return [f'call_{index}: "{tool.name}\\n" {" ".join(items)}', *rules]
+    def end(self, mark: Callable[[str], str]) -> str:
+        return mark(_VALUE_END)
+
+    def call(self, calls: str, mark: Callable[[str], str]) -> str:
+        return f"{mark(_OPEN)} ({calls}) {mark(_CLOSE)}"
+
+    def inner_call(self, name: str, arguments: str) -> str:
+        return f'"{name}\\n" {arguments}'

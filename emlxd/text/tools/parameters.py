@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from emlxd.text.grammar import embedded_schema
-from emlxd.text.tools.format import Malformed, TriggeredReader
+from emlxd.core import Tool
+from emlxd.text.grammar import MAX_SOURCE
+from emlxd.text.json_schema import UnsupportedSchema
+from emlxd.text.reader import Steps
+from emlxd.text.tools.format import Format, Malformed, TriggeredReader, one_of_calls
+from emlxd.text.tools.json_calls import JsonCallReader, series
+from emlxd.text.tools.json_text import written
+from emlxd.text.tools.raw_strings import Unenforceable
+from emlxd.text.tools.raw_values import any_rule, json_of, value_rules
+from emlxd.text.tools.schema_types import EVERY, Types, named_types, types_of
+
+# What marks and the readers' ends of names leave of a name as it is.
+_NAME: Final = r"[^<>\s\x00-\x1f]([^<>\x00-\x1f]*[^<>\s\x00-\x1f])?"
+
+# They ask something of the arguments together.
+_OF_ALL: Final = frozenset(
+    {
+        *("$ref", "allOf", "anyOf", "const", "enum", "oneOf"),
+        *("maxProperties", "minProperties", "patternProperties"),
+    }
+)
 
 
-class ParameterReader(TriggeredReader):
+class ParameterReader(JsonCallReader, TriggeredReader):
     """Collects arguments by their types. They are passed on as JSON, one at a time."""
 
     def begin_arguments(self, name: str) -> None:
@@ -19,113 +39,176 @@ class ParameterReader(TriggeredReader):
         self._tool = self.tools[name]
         self._names: set[str] = set()
 
+    def value_text(self, name: str, mark: str) -> Steps[str]:
+        """The text of an argument up to ``mark``, which may be in it where it can only be JSON."""
+        parts: list[str] = []
+        if self.held and "string" not in self._types(name):
+            parts.append((yield from self.skip_space()))
+            if (yield from self.peek()) in ("{", "["):
+                yield from self.value(parts.append)
+        parts.append((yield from self.before(mark)))
+        return "".join(parts)
+
     def argument(self, name: str, text: str) -> None:
         if name in self._names:
+            if self.held:  # a grammar cannot tell free names apart: the first one counts
+                return
             raise Malformed
-        value = _typed(text, parameter_schema(self._tool.parameters, name))
+        value = json_of(text, self._types(name))
         lead = ", " if self._names else "{"
         self._names.add(name)
-        self.arguments(
-            f"{lead}{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-        )
+        self.arguments(f"{lead}{written(name)}: {value}")
 
     def end_arguments(self) -> None:
         self.arguments("}" if self._names else "{}")
 
+    def _types(self, name: str) -> Types:
+        parameters = self._tool.parameters
+        return types_of(parameter_schema(parameters, name), parameters)
+
+
+class ParameterFormat(Format):
+    """Such a format, by how it writes one argument and a call."""
+
+    raw = True
+    value_mark: str
+    """What ends a value, and so cannot be in it."""
+
+    @abstractmethod
+    def key(self, name: str) -> str:
+        """Lark for a terminal with the name of an argument, which is Lark itself."""
+
+    @abstractmethod
+    def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
+        """Lark for an argument of the terminal ``key`` and the rule ``value``."""
+
+    @abstractmethod
+    def end(self, mark: Callable[[str], str]) -> str:
+        """Lark for what ends a value."""
+
+    @abstractmethod
+    def call(self, calls: str, mark: Callable[[str], str]) -> str:
+        """Lark for a call, of which ``calls`` is the inner part."""
+
+    @abstractmethod
+    def inner_call(self, name: str, arguments: str) -> str:
+        """Lark for the part of a call that is the tool's own."""
+
+    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """Raises UnsupportedSchema for a tool whose arguments cannot be enforced in this way to write."""
+        rules = [
+            series("call", '"\\n"', parallel=parallel),
+            f"call: {self.call(one_of_calls(tools), mark)}",
+            any_rule(self.value_mark),
+        ]
+        for index, tool in enumerate(tools):
+            rules += self._tool_rules(index, tool, mark)
+        return "\n".join(rules)
+
+    def freed(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Names and types remain: names are offered, and values are read as what they are."""
+        properties = {name: schema for name, schema in _named(parameters).items() if _is_plain(name)}
+        closed = parameters.get("additionalProperties") is False and "patternProperties" not in parameters
+        return {
+            "type": "object",
+            "properties": {name: _type_alone(schema, parameters) for name, schema in properties.items()},
+            "required": [
+                name
+                for name in _required(parameters)
+                if _is_plain(name) and properties.get(name) is not False
+            ],
+            "additionalProperties": not closed,
+        }
+
+    def _tool_rules(self, index: int, tool: Tool, mark: Callable[[str], str]) -> list[str]:
+        _check_whole(tool)
+        required = _required(tool.parameters)
+        arguments, rules, size = [], [], 0
+        for number, (name, schema) in enumerate(_offered(tool.parameters)):
+            key, value = f"KEY_{index}_{number}", f"value_{index}_{number}"
+            rules.append(f"{key}: {self.key(_name_rule(name, tool.parameters))}")
+            times = "*" if name is None else "" if name in required else "?"
+            arguments.append(f"({self.argument(key, value, mark)}){times}")
+            try:
+                rules += value_rules(value, schema, tool.parameters, self.end(mark), self.value_mark)
+            except Unenforceable as error:
+                raise _refusal(tool, _place(name), str(error)) from None
+            size += sum(map(len, rules[-2:]))
+            if size > MAX_SOURCE:
+                raise _refusal(tool, _place(name), f"more than {MAX_SOURCE} characters are not supported")
+        return [f"call_{index}: {self.inner_call(tool.name, ' '.join(arguments))}", *rules]
+
 
 def parameter_schema(parameters: Any, name: str) -> Any:
-    """The schema of one parameter, with the definitions that it may refer to."""
-    if not isinstance(parameters, dict):
-        return {}
-    schema = parameters.get("properties", {}).get(name, {})
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    return shared | schema if isinstance(schema, dict) else schema
+    """The schema of one parameter."""
+    return _named(parameters).get(name, parameters.get("additionalProperties", {}))
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """``text`` as the JSON value that it stands for, or as a string where the schema has strings."""
-    types = _types(schema)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if not types or (_type(value) in types and not isinstance(value, str)) else text
+def _offered(parameters: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    """The names that a grammar offers, in its order, with their schemas. None stands for any other name."""
+    for name in dict.fromkeys([*_named(parameters), *_required(parameters)]):
+        schema = parameter_schema(parameters, name)
+        if schema is not False:
+            yield name, schema
+    others = parameters.get("additionalProperties", {})
+    if others is not False:
+        yield None, others
 
 
-def _types(schema: Any) -> set[str]:
-    """The types that ``schema`` allows; empty if it does not say."""
-    if not isinstance(schema, dict):
-        return set()
-    if "$ref" in schema:
-        return _types(_target(schema))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
-        return {_type(value) for value in values}
-    if "type" in schema:
-        named = schema["type"]
-        return {
-            "number" if name == "integer" else name
-            for name in (named if isinstance(named, list) else [named])
-        }
-    if options := schema.get("anyOf") or schema.get("oneOf"):
-        of_options = [_types(option) for option in options]
-        return set().union(*of_options) if all(of_options) else set()
-    return set()
+def _place(name: str | None) -> str:
+    if name is None:
+        return "/additionalProperties"
+    return f"/properties/{name.replace('~', '~0').replace('/', '~1')}"
 
 
-def _target(schema: Mapping[str, Any]) -> Any:
-    """What ``schema`` refers to, without its definitions: a chain of references ends there."""
-    _, keyword, name = [*schema["$ref"].split("/", 2), "", ""][:3]
-    return schema.get(keyword, {}).get(name) if keyword in ("$defs", "definitions") else None
+def _name_rule(name: str | None, parameters: Mapping[str, Any]) -> str:
+    """Lark for ``name``; if that is None, for a name that ``parameters`` does not have."""
+    if name is not None:
+        return json.dumps(name)
+    known = " | ".join(json.dumps(name) for name in [*_named(parameters), *_required(parameters)])
+    return f"(/{_NAME}/ & ~({known}))" if known else f"/{_NAME}/"
 
 
-def _type(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+def _check_whole(tool: Tool) -> None:
+    """Raises UnsupportedSchema if there is more to a schema than one argument after the other."""
+    parameters = tool.parameters
+    keywords = _OF_ALL & parameters.keys()
+    if parameters.get("minProperties", 0) <= len(set(_required(parameters))):
+        keywords -= {"minProperties"}
+    if "object" not in named_types(parameters.get("type", "object")):
+        keywords |= {"type"}
+    for keyword in sorted(keywords):
+        raise _refusal(tool, f"/{keyword}", f"the keyword '{keyword}' is not supported for all arguments")
+    for name in [*_named(parameters), *_required(parameters)]:
+        if not _is_plain(name):
+            raise _refusal(tool, "/properties", f"the name {name!r} is not supported")
 
 
-def value_rules(rule: str, schema: Any, end: str) -> list[str]:
-    """Lark for the rule ``rule``: a value of ``schema`` as text, up to and with ``end``, Lark itself.
-
-    A string may be anything without ``end`` in it, unless its schema lists or bounds it.
-    """
-    types, text = _types(schema), rule.upper()
-    if schema and "string" not in types:
-        return [f"{rule}: {rule}_json {end}", f"{rule}_json: {embedded_schema(schema)}"]
-    if pattern := _string_pattern(schema):
-        return [f"{rule}: {text} {end}", f"{text}: {pattern}"]
-    if end.startswith('"'):
-        return [f"{rule}[lazy]: {text}", f"{text}: /(?s:.*)/ {end}"]
-    return [f"{rule}: {text} {end}", f"{text}: /(?s:.*)/"]
+def _refusal(tool: Tool, place: str, problem: str) -> UnsupportedSchema:
+    return UnsupportedSchema(
+        f"Invalid schema in '{tool.param}' at '{place}': {problem} where arguments are elements of text, "
+        "as in this model's calls.",
+        param=tool.param,
+    )
 
 
-def argument_names(parameters: Mapping[str, Any]) -> list[str]:
-    """The names that a grammar offers, in its order."""
-    return list(dict.fromkeys([*parameters.get("properties", {}), *parameters.get("required", ())]))
+def _named(parameters: Any) -> Mapping[str, Any]:
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
-def _string_pattern(schema: Mapping[str, Any]) -> str | None:
-    """Lark for the strings of a schema that does not allow any."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
-        return " | ".join(
-            json.dumps(value if isinstance(value, str) else json.dumps(value)) for value in values
-        )
-    pattern = schema.get("pattern", "")
-    if schema.get("type") == "string" and re.fullmatch(r"\^[^|]*[^|\\]\$", pattern):
-        return f"/{pattern[1:-1].replace('/', chr(92) + '/')}/"
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if schema.get("type") == "string" and (least or most is not None):
-        return f"/[^<]{{{least},{'' if most is None else most}}}/"
-    return None
+def _required(parameters: Mapping[str, Any]) -> list[str]:
+    required = parameters.get("required")
+    names = required if isinstance(required, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a reader finds ``name`` as it was written."""
+    return bool(re.fullmatch(_NAME, name)) and name.isprintable()
+
+
+def _type_alone(schema: Any, root: Any) -> Any:
+    types = types_of(schema, root)
+    named = types - {"integer"} if "number" in types else types
+    return schema is not False and ({"type": sorted(named)} if named and types != EVERY else {})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from emlxd.core import Tool
 from emlxd.text.reader import Steps
-from emlxd.text.tools.format import Format, Malformed, one_of_calls
-from emlxd.text.tools.json_calls import series
-from emlxd.text.tools.parameters import ParameterReader, argument_names, parameter_schema, value_rules
+from emlxd.text.tools.format import Malformed
+from emlxd.text.tools.parameters import ParameterFormat, ParameterReader
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -37,13 +35,14 @@ class QwenCoderReader(ParameterReader):
 
     def _parameter(self) -> Steps[None]:
         name = yield from self.before(">")
-        value = yield from self.before(_PARAMETER_END)
+        value = yield from self.value_text(name, _PARAMETER_END)
         self.argument(name, value.removeprefix("\n").removesuffix("\n"))
 
 
-class QwenCoder(Format):
+class QwenCoder(ParameterFormat):
     name = "qwen-coder"
     markers = (_OPEN, _CLOSE)
+    value_mark = _PARAMETER_END
 
     def knows(self, template: str) -> bool:
         return _FUNCTION in template and _PARAMETER in template
@@ -51,23 +50,17 @@ class QwenCoder(Format):
     def reader(self, tools: Sequence[Tool]) -> QwenCoderReader:
         return QwenCoderReader(tools, [_OPEN, _FUNCTION])  # the outer tag is often forgotten
 
-    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
-        tagged = f'call: {mark(_OPEN)} "\\n" ({one_of_calls(tools)}) "\\n" {mark(_CLOSE)}'
-        rules = [series("call", '"\\n"', parallel=parallel), tagged]
-        for index, tool in enumerate(tools):
-            rules += _tool_rules(index, tool)
-        return "\n".join(rules)
+    def key(self, name: str) -> str:
+        return f'"{_PARAMETER}" {name} ">\\n"'
 
+    def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
+        return f"{key} {value}"
 
-def _tool_rules(index: int, tool: Tool) -> list[str]:
-    required = tool.parameters.get("required", ())
-    items, rules = [], []
-    for number, name in enumerate(argument_names(tool.parameters)):
-        rule = f"value_{index}_{number}"
-        items.append(
-            f"({json.dumps(f'<parameter={name}>' + chr(10))} {rule}){'' if name in required else '?'}"
-        )
-        rules += value_rules(
-            rule, parameter_schema(tool.parameters, name), json.dumps(f"\n{_PARAMETER_END}\n")
-        )
-    return [f'call_{index}: "<function={tool.name}>\\n" {" ".join(items)} "{_FUNCTION_END}"', *rules]
+    def end(self, mark: Callable[[str], str]) -> str:
+        return f'"\\n{_PARAMETER_END}\\n"'
+
+    def call(self, calls: str, mark: Callable[[str], str]) -> str:
+        return f'{mark(_OPEN)} "\\n" ({calls}) "\\n" {mark(_CLOSE)}'
+
+    def inner_call(self, name: str, arguments: str) -> str:
+        return f'"{_FUNCTION}{name}>\\n" {arguments} "{_FUNCTION_END}"'
