@@ -145,7 +145,6 @@ class ChatPrompt(ToolsBody[ToolSpec], ThinkingBody):
 OF_VLLM: Refusals = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "best_of": (1,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -159,6 +158,7 @@ OF_VLLM: Refusals = {
 
 CHAT_REFUSED: Refusals = {
     **OF_VLLM,
+    "best_of": (1,),
     "chat_template": (),
     "audio": (),
     "function_call": ("none", "auto"),
