@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import structlog
 
@@ -22,12 +21,10 @@ from emlxd.worker.gate import Gate
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.meters import Meters
 from emlxd.worker.model_thread import Close, ModelThread
-from emlxd.worker.packing import Pack, pack
+from emlxd.worker.packing import pack
+from emlxd.worker.pooling_jobs import Job, Lane, next_texts
 
 log = structlog.get_logger(__name__)
-
-ROUND: Final = 256  # texts that are packed together, and the most that a new request waits for
-SHARE: Final = 64  # texts of one request in a round, if others wait
 
 
 class PoolingRunner(Protocol):
@@ -64,46 +61,7 @@ class PoolingModel:
     default_prompt: str | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A request: its texts, how many of them are taken, and the vectors that there are."""
-
-    texts: Sequence[TokenizedText]
-    future: Future[list[list[float]]]
-    taken: int = 0
-    vectors: dict[int, list[float]] = field(default_factory=dict)
-
-    @property
-    def over(self) -> bool:
-        return self.future.done()
-
-    def finish(self) -> None:
-        """Delivers the vectors if all are there and somebody still waits for them."""
-        if len(self.vectors) == len(self.texts):
-            with suppress(InvalidStateError):
-                self.future.set_result([self.vectors[place] for place in range(len(self.texts))])
-
-    def fail(self, error: Exception) -> None:
-        with suppress(InvalidStateError):  # it is over
-            self.future.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """A batch, and for each of its texts the request that it comes from and its place there."""
-
-    batch: TextBatch
-    members: Sequence[tuple[_Job, int]]
-
-    @staticmethod
-    def of(step: Pack, texts: Sequence[tuple[_Job, int]]) -> _Lane:
-        """The texts of ``step`` that somebody still waits for."""
-        rows = [[texts[index] for index in row if not texts[index][0].over] for row in step.rows]
-        laid = tuple(tuple(job.texts[place] for job, place in row) for row in rows)
-        return _Lane(TextBatch(laid, step.height, step.length), list(chain.from_iterable(rows)))
-
-
-class PoolingWorker(ModelThread[_Job]):
+class PoolingWorker(ModelThread[Job]):
     """One loaded model that makes something of whole texts."""
 
     _doing = "read the texts"
@@ -116,7 +74,7 @@ class PoolingWorker(ModelThread[_Job]):
         self._max_queue = settings.max_queue
         self._timeout = settings.request_timeout
         self._load = load
-        self._jobs: list[_Job] = []
+        self._jobs: list[Job] = []
         self._model: PoolingModel | None = None
         self._weight_bytes = 0
         self._meters = Meters()
@@ -184,7 +142,7 @@ class PoolingWorker(ModelThread[_Job]):
             raise self._unavailable()
         if self._running + self._inbox.qsize() > self._max_queue:
             raise self._full()
-        job = _Job(texts, Future())
+        job = Job(texts, Future())
         if not self._send(job):
             job.fail(self._unavailable())
         timeout = self._timeout
@@ -210,7 +168,7 @@ class PoolingWorker(ModelThread[_Job]):
 
     def _fail_rest(self, error: Unavailable) -> None:
         while not self._inbox.empty():
-            if isinstance(message := self._inbox.get(), _Job):
+            if isinstance(message := self._inbox.get(), Job):
                 self._jobs.append(message)
         for job in self._jobs:
             job.fail(error)
@@ -231,11 +189,11 @@ class PoolingWorker(ModelThread[_Job]):
 
     def _round(self, runner: PoolingRunner, max_context: int) -> None:
         """Some texts of every request, packed by length, a step at a time."""
-        texts = _next_texts(self._jobs)
+        texts = next_texts(self._jobs)
         lengths = [len(job.texts[place].tokens) for job, place in texts]
         steps = pack(lengths, max_context, lanes=runner.lanes, shares_rows=runner.shares_rows)
         for start in range(0, len(steps), runner.lanes):
-            lanes = [_Lane.of(step, texts) for step in steps[start : start + runner.lanes]]
+            lanes = [Lane.of(step, texts) for step in steps[start : start + runner.lanes]]
             lanes = [lane for lane in lanes if lane.members]
             if not lanes or self._closing:
                 continue
@@ -246,7 +204,7 @@ class PoolingWorker(ModelThread[_Job]):
             job.finish()
         self._jobs = [job for job in self._jobs if not job.over]
 
-    def _step(self, runner: PoolingRunner, lanes: Sequence[_Lane]) -> None:
+    def _step(self, runner: PoolingRunner, lanes: Sequence[Lane]) -> None:
         members = [member for lane in lanes for member in lane.members]
         started = time.monotonic()
         try:
@@ -311,14 +269,3 @@ class RerankWorker(PoolingWorker):
     async def score(self, pairs: Sequence[TokenizedText]) -> list[float]:
         """How well each pair goes together, from 0 to 1. Raises QueueFull and Unavailable."""
         return [score for (score,) in await self._read(pairs)]
-
-
-def _next_texts(jobs: Sequence[_Job]) -> list[tuple[_Job, int]]:
-    """The next texts of each request, the oldest first: a round full, or a share where others wait."""
-    share = ROUND if len(jobs) == 1 else SHARE
-    texts: list[tuple[_Job, int]] = []
-    for job in jobs:
-        count = min(share, len(job.texts) - job.taken, ROUND - len(texts))
-        texts += [(job, job.taken + place) for place in range(count)]
-        job.taken += count
-    return texts

@@ -15,7 +15,8 @@ from emlxd.config import ModelSettings, Source
 from emlxd.core import GenerateRequest, ModelInfo, SamplingParams, TextBatch, TokenizedText
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, RequestTimedOut, ServerFault, Unavailable
 from emlxd.worker.gate import Gate
-from emlxd.worker.pooling import ROUND, SHARE, EmbeddingWorker, PoolingModel, RerankWorker
+from emlxd.worker.pooling import EmbeddingWorker, PoolingModel, RerankWorker
+from emlxd.worker.pooling_jobs import ROUND, SHARE
 from tests.worker.fakes import assert_freed_in_turn
 from tests.worker.test_worker import letters_tokenizer
 
