@@ -192,6 +192,15 @@ async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
         worker.admit()
 
 
+async def test_a_longer_queue_holds_at_once(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    await worker.start()
+    for number in range(3):
+        worker.submit(request(f"r{number}"))
+    worker.retune(ModelSettings(name="fake", source=Source(path=Path()), max_queue=2))
+    worker.admit()
+
+
 async def test_a_time_limit_holds_from_the_next_request_on(
     make_worker: MakeWorker, runner: GatedRunner
 ) -> None:
