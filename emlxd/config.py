@@ -199,7 +199,7 @@ class ModelDefaults(Section):
         "Unset: the model's own limit.",
     )
     max_queue: Whole = Field(
-        default=256, ge=0, description="Requests that may wait for a slot; one more gets status 429."
+        default=256, ge=0, description="Answers that may wait for a slot; a request for more gets status 429."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Type to compute in. `auto`: bfloat16 on a GPU, float32 on a CPU."

@@ -28,6 +28,11 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
     Models come with ``defaults`` merged in; their relative ``path`` sources start at the file's
     folder. Raises ConfigError that lists every problem of the file and the environment.
     """
+    return load_with_places(path, env)[0]
+
+
+def load_with_places(path: Path, env: Mapping[str, str] | None = None) -> tuple[Settings, list[str]]:
+    """The same, and where each model begins in the file: ``config.yaml:7``."""
     document = Document(path)
     overrides = _Overrides(os.environ if env is None else env)
     data = _merge(document.values, overrides.values)
@@ -61,29 +66,30 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
         )
     models = (_anchor(model.with_defaults(settings.defaults), path.parent) for model in settings.models)
     server = _anchor_server(settings.server, path.parent)
-    return settings.model_copy(update={"models": tuple(models), "server": server})
+    places = [f"{path}:{document.line(('models', index))}" for index in range(len(settings.models))]
+    return settings.model_copy(update={"models": tuple(models), "server": server}), places
 
 
-def load_server(path: Path, env: Mapping[str, str] | None = None) -> ServerSettings:
+def load_server(path: Path | None, env: Mapping[str, str] | None = None) -> ServerSettings:
     """Where the daemon of the file at ``path`` is, also while something else in the file is wrong.
 
-    Raises ConfigError as ``load`` does if the server's own settings cannot be told.
+    Without a file it is where the environment says. Raises ConfigError as ``load`` does if the server's own
+    settings cannot be told.
     """
+    overrides = _Overrides(os.environ if env is None else env)
+    if path is None:
+        return _server_of(overrides.values, Path())
     try:
         return load(path, env).server
     except ConfigError as mistakes:
-        overrides = _Overrides(os.environ if env is None else env)
         try:
-            data = _merge(Document(path).values, overrides.values)
-            return _anchor_server(ServerSettings.model_validate(data.get("server") or {}), path.parent)
+            return _server_of(_merge(Document(path).values, overrides.values), path.parent)
         except (ConfigError, ValidationError):
             raise mistakes from None
 
 
-def places_of_models(path: Path, count: int) -> list[str]:
-    """``config.yaml:7``, where each of the file's first ``count`` models begins."""
-    document = Document(path)
-    return [f"{path}:{document.line(('models', index))}" for index in range(count)]
+def _server_of(data: Mapping[str, Any], folder: Path) -> ServerSettings:
+    return _anchor_server(ServerSettings.model_validate(data.get("server") or {}), folder)
 
 
 def _anchor_server(server: ServerSettings, folder: Path) -> ServerSettings:

@@ -95,13 +95,15 @@ class Shape:
     """How an answer is read, and what it is held to.
 
     ``call_format`` names the format in which it may call ``tools``. ``grammar`` holds it from the end of its
-    thinking, ``call_grammar`` from its first call on. After ``max_reasoning_tokens`` the thinking is ended.
+    thinking, ``call_grammar`` from its first call on; ``calls_alone``: it is to have nothing but calls. After
+    ``max_reasoning_tokens`` the thinking is ended.
     """
 
     thinking: Thinking | None = None
     call_format: str = ""
     tools: tuple[Tool, ...] = ()
     parallel_calls: bool = True
+    calls_alone: bool = False
     grammar: Grammar | None = None
     call_grammar: Grammar | None = None
     max_reasoning_tokens: int | None = None

@@ -128,7 +128,7 @@ class FakeWorker:
         self.wishes.append(wishes)
         return Shape(grammar=wishes.grammar)
 
-    def admit(self) -> None:
+    def admit(self, answers: int) -> None:
         if len(self._tasks) >= self.max_running:
             raise QueueFull("The queue is full.")
 

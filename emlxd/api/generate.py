@@ -32,6 +32,7 @@ from emlxd.worker.mailbox import Generation
 
 _log = structlog.get_logger("emlxd.http")
 
+MOST_ANSWERS: Final = 2048  # of one request
 NEXT_TO_NOTHING: Final = 1e-6  # of a temperature or a probability
 
 T = TypeVar("T")
@@ -65,13 +66,26 @@ def submit(services: Services, worker: Worker, prompts: Sequence[Prompt], body: 
         generate_request(worker.info, prompt, body, f"{exchange.generation_id}-{place}")
         for place, prompt in enumerate(prompts)
     ]
-    worker.admit()
+    worker.admit(_answers(requests))
     exchange.tally.asked = requests[0]
     if services.settings.log.prompts:
         for prompt in prompts:
             text = worker.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
             _log.info("prompt", model=worker.name, text=text)
     return [_start(services, worker, request, exchange) for request in requests]
+
+
+def _answers(requests: Sequence[GenerateRequest]) -> int:
+    """Of all of them together. Raises RequestError for more than one request may ask for."""
+    count = sum(request.n for request in requests)
+    if count > MOST_ANSWERS:
+        raise RequestError(
+            f"Invalid value for 'n': {len(requests)} prompts with {requests[0].n} answers each are {count} "
+            f"answers, expected at most {MOST_ANSWERS}.",
+            param="n",
+            code="invalid_value",
+        )
+    return count
 
 
 def generate_request(info: ModelInfo, prompt: Prompt, body: SamplingBody, id: str) -> GenerateRequest:

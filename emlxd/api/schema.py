@@ -154,13 +154,13 @@ OF_VLLM: Refusals = {
     "structured_outputs": ({},),
     "use_beam_search": (False,),
 }
-"""What clients of vLLM send to hold an answer to something: ignoring it would give them another answer."""
+"""What clients of vLLM send that would change the answer."""
 
 CHAT_REFUSED: Refusals = {
     **OF_VLLM,
+    "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": ([], ["text"]),
@@ -266,7 +266,7 @@ class TokenizeTextBody(Body):
 class TokenizeChatBody(ChatPrompt):
     """Special tokens are the template's affair."""
 
-    refused: ClassVar[Refusals] = {"add_special_tokens": (False,)}
+    refused: ClassVar[Refusals] = {"add_special_tokens": (False,), "chat_template": ()}
 
     model: str
     return_token_strs: bool | None = None

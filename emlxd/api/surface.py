@@ -59,8 +59,8 @@ class Worker(Protocol):
     async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
         """The shape of an answer to ``prompt``. Raises RequestError for one that cannot be enforced."""
 
-    def admit(self) -> None:
-        """To be asked before a client's requests are submitted, which are taken all or none.
+    def admit(self, answers: int) -> None:
+        """To be asked before a client's requests are submitted: all of their answers are taken, or none.
 
         Raises QueueFull and Unavailable.
         """

@@ -28,17 +28,16 @@ def check(
     Then how much memory its models take, if their files are here.
     Status 1 if something is wrong.
     """
-    from emlxd.config_file import load, places_of_models
+    from emlxd.config_file import load_with_places
     from emlxd.keys import read_keys
     from emlxd.sources import locate_model
     from emlxd.tracing import check_tracing
 
     path = find_config(config)
-    settings = load(path)
+    settings, found_at = load_with_places(path)
     read_keys(settings.server)
     check_tracing(settings.tracing)
-    names = [model.name for model in settings.models]
-    places = dict(zip(names, places_of_models(path, len(names)), strict=True))
+    places = {model.name: place for model, place in zip(settings.models, found_at, strict=True)}
     here = [found for model in settings.models if (found := locate_model(model))]
     missing = [model for model in settings.models if model.name not in [found.name for found, _ in here]]
     lost = [model for model in missing if not _say_missing(model, places[model.name])]

@@ -115,15 +115,11 @@ def daemon_client(config: Path | None, url: str | None, key: str | None = None) 
 
 
 def _server_settings(config: Path | None) -> ServerSettings:
-    """Those of the configuration, the defaults if there is none. Raises UserError."""
-    from emlxd.config import ServerSettings
+    """Those of the configuration; of the environment alone if there is none. Raises UserError."""
     from emlxd.config_file import load_server
 
-    path = config or _first_config()
-    if path is None:
-        return ServerSettings()
     try:
-        return load_server(path)
+        return load_server(config or _first_config())
     except ConfigError as error:
         raise ConfigError([*error.problems, "A daemon that runs all the same is found with --url."]) from None
 

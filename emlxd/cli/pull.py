@@ -23,17 +23,26 @@ def pull(model: ModelArgument = None, config: ConfigOption = None) -> None:
 
     settings = load_settings(config)
     wanted = settings.models if model is None else (find_model(settings, model),)
-    fetch_missing(wanted)
+    failed = [each for each in wanted if not _fetched(each)]
+    if failed:
+        raise typer.Exit(1)
     for each in wanted:
         for name, source in zip((each.name, *each.adapter_names), sources_of(each), strict=True):
             typer.echo(f"{name}: {locate(source)}")
 
 
-def fetch_missing(models: Iterable[ModelSettings]) -> None:
-    """Fetch what is not on this machine, with a progress bar. Raises SourceError for what cannot be had.
+def _fetched(model: ModelSettings) -> bool:
+    """Fetches a model, and says at once if that fails: the others may take long."""
+    try:
+        fetch_missing([model])
+    except SourceError as error:
+        typer.echo(error.message, err=True)
+        return False
+    return True
 
-    All the rest is fetched before.
-    """
+
+def fetch_missing(models: Iterable[ModelSettings]) -> None:
+    """Fetch what is not on this machine, with a progress bar. Raises SourceError for the first that fails."""
     from emlxd.sources import fetch, locate, sources_of
 
     wanted = [(model.name, source) for model in models for source in sources_of(model)]
@@ -42,13 +51,10 @@ def fetch_missing(models: Iterable[ModelSettings]) -> None:
         return
     from emlxd.cli.progress import progress_bar
 
-    problems = []
     for name, source in missing:
         typer.echo(f"Fetching {name} from {source} ...", err=True)
-        try:
-            with progress_bar() as report:
+        with progress_bar() as report:
+            try:
                 fetch(source, report)
-        except SourceError as error:
-            problems.append(f"{name}: {error.message}")
-    if problems:
-        raise SourceError("\n".join(problems))
+            except SourceError as error:
+                raise SourceError(f"{name}: {error.message}") from None

@@ -87,14 +87,18 @@ class Reloader:
                 put_in_force = self._apply(new)
                 found = self._plan(new)
                 await self._change_models(found, new)
-                self.settings = new
-                put_in_force()
             except EmlxdError as error:
                 raise self._failed(found, error) from None
             except Exception as error:
                 log.exception("reload failed")
                 reason = ServerFault("The reload failed in a way that was not foreseen; see the log.")
                 raise self._failed(found, reason) from error
+            self.settings = new
+            try:
+                put_in_force()
+            except Exception as error:
+                log.exception("the models are those of the new configuration, but not all settings are")
+                raise ServerFault("Not all settings could be put in force; see the log.") from error
             self._succeeded(found)
             return found
 

@@ -34,10 +34,10 @@ async def changes(path: Path) -> AsyncIterator[None]:
 
 async def _looks(path: Path) -> AsyncIterator[bool]:
     """Yields when it is time to look at the file, whether something in its folders has just changed."""
-    watching = True
+    failures = 0
     while True:
-        folders = watched_folders(path)
         try:
+            folders = watched_folders(path)
             async for events in awatch(
                 *folders,
                 watch_filter=None,
@@ -46,16 +46,16 @@ async def _looks(path: Path) -> AsyncIterator[bool]:
                 yield_on_timeout=True,
                 recursive=False,
             ):
-                watching = True
+                failures = 0
                 yield bool(events)
                 if watched_folders(path) != folders:
                     break
         except (OSError, RuntimeError) as error:  # no file descriptor is left, or a folder has just gone
-            if watching:
+            failures += 1
+            if failures == 2:
                 log.warning(
                     "the file is looked at every few seconds: it cannot be watched", reason=str(error)
                 )
-            watching = False
             await asyncio.sleep(LOOK / 1000)
             yield False
 

@@ -97,8 +97,10 @@ class UserUnit:
         if self.file.exists():
             try:
                 _systemctl("disable", "--now", UNIT)
-            finally:
+            except UserError as error:
                 self.file.unlink()
+                raise UserError(f"{error.message} {self.file} is removed; emlxd may still run.") from None
+            self.file.unlink()
             _systemctl("daemon-reload")
         return f"{UNIT} is not installed."
 

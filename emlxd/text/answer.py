@@ -54,7 +54,7 @@ class Answer:
         self._logprobs = LogprobQueue() if request.sampling.logprobs is not None else None
         self._matcher = matcher(shape.grammar) if shape.grammar else None
         if self._matcher and self._channels.calls:
-            self._channels.calls.hold()
+            self._channels.calls.hold(alone=shape.calls_alone)
         # May come first, whatever the grammar says: the token with which the model chooses to think.
         self._think = _opening(tokenizer, request) if self._matcher else None
         self._forced: deque[int] = deque()
@@ -112,7 +112,7 @@ class Answer:
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """The rest. ``cut`` says that the answer did not come to its own end."""
         text = self._detokenizer.flush()
-        reads = (self._channels.push(text) if text else []) + self._channels.finish()
+        reads = (self._channels.push(text) if text else []) + self._channels.finish(cut=cut)
         pieces = self._pieces(reads) + self._flush()
         if cut and self._logprobs and self._channels.plain and self.stopped is None:
             rest = self._logprobs.release_all()

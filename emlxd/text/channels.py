@@ -37,9 +37,10 @@ class Channels:
             return self._read_calls(self._thinking.push(text))
         return self._read_calls([Text(text, "content", self._end)])
 
-    def finish(self) -> list[Read]:
+    def finish(self, *, cut: bool) -> list[Read]:
+        """The rest of an answer that came to its end, or was ``cut`` off."""
         rest = self._read_calls(self._thinking.finish()) if self._thinking else []
-        return rest + (self._placed(self.calls.finish()) if self.calls else [])
+        return rest + (self._placed(self.calls.finish(cut=cut)) if self.calls else [])
 
     def _read_calls(self, reads: Iterable[Read]) -> list[Read]:
         if self.calls is None:

@@ -82,6 +82,7 @@ class Dialect:
             call_format=self._format.name if tools or framed else "",
             tools=tools,
             parallel_calls=wishes.parallel and wishes.named is None,
+            calls_alone=wishes.choice == "required" or wishes.named is not None,
             grammar=self._grammar(tools, wishes),
             call_grammar=self._call_grammar(tools, wishes),
             max_reasoning_tokens=wishes.max_reasoning_tokens,
@@ -130,11 +131,12 @@ class Dialect:
     def _enforced(self, tool: Tool) -> Tool:
         """Raises RequestError if the schema of ``tool`` cannot be enforced whole in the model's format."""
         grammar = json_schema_grammar({"type": "object"} | tool.parameters, tool.param)
-        self._compiler.matcher(grammar)
-        tool = replace(tool, parameters=json.loads(grammar.source))
+        enforced = replace(tool, parameters=json.loads(grammar.source))
         if self._format.raw:
-            self._check_rules(tool)
-        return tool
+            self._check_rules(enforced)
+        else:
+            self._compiler.matcher(grammar)
+        return enforced
 
     def _check_rules(self, tool: Tool) -> None:
         rules = self._format.rules([tool], self._mark, parallel=False)

@@ -46,7 +46,7 @@ class Reader(ABC):
         self._text = ""
         self._at = 0
         self._dropped = 0
-        self._ended = False
+        self._ended = self._cut = False
         self._out: list[Read] = []
         self._rules = self.rules()
 
@@ -59,9 +59,9 @@ class Reader(ABC):
         self._text += text
         return self._advance()
 
-    def finish(self) -> list[Read]:
-        """The rest. Nothing may be pushed after it."""
-        self._ended = True
+    def finish(self, *, cut: bool = False) -> list[Read]:
+        """The rest, which may have been ``cut`` off. Nothing may be pushed after it."""
+        self._ended, self._cut = True, cut
         return self._advance()
 
     def _advance(self) -> list[Read]:
@@ -73,7 +73,7 @@ class Reader(ABC):
 
     @property
     def awaits_mark(self) -> bool:
-        """Whether a beginning of a mark is one that was cut off when text ends with it, and no text."""
+        """Whether a mark was to come: its beginning, if that is where text was cut off, is no text."""
         return False
 
     @property
@@ -143,7 +143,8 @@ class Reader(ABC):
         while True:
             text = self.unread()
             found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
-            held = _held_back(text, marks) if self.awaits_mark or not self._ended else 0
+            whole = self._ended and not (self._cut and self.awaits_mark)
+            held = 0 if whole else _held_back(text, marks)
             at, _, mark = min(found, default=(len(text) - held, 0, ""))
             passed = text[:at].rstrip(trim) if trim else text[:at]
             self._pass(passed, channel)

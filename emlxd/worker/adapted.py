@@ -39,8 +39,8 @@ class AdaptedWorker:
     async def shape(self, prompt: Sequence[int], wishes: Wishes) -> Shape:
         return await self._worker.shape(prompt, wishes)
 
-    def admit(self) -> None:
-        self._worker.admit()
+    def admit(self, answers: int) -> None:
+        self._worker.admit(answers)
 
     def submit(self, request: GenerateRequest) -> Generation:
         return self._worker.submit(replace(request, adapter=self._adapter))

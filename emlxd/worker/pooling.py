@@ -117,7 +117,7 @@ class PoolingWorker(ModelThread[Job]):
         """Raises RequestError."""
         self._refuse()
 
-    def admit(self) -> None:
+    def admit(self, answers: int) -> None:
         """Raises RequestError."""
         self._refuse()
 

@@ -174,10 +174,15 @@ class Worker(ModelThread[_Submit | _Cancel]):
 
         return await self._in_text_thread(shape)
 
-    def admit(self) -> None:
-        """Raises QueueFull when all slots and the queue are taken, Unavailable when the worker is gone."""
+    def admit(self, answers: int) -> None:
+        """Whether so many answers may be submitted: more than there is room for only if none waits.
+
+        Raises QueueFull, and Unavailable when the worker is gone.
+        """
         engine = self._running_engine
-        if engine.running + self._waiting(engine) >= self.info.slots + self._options.max_queue:
+        waiting = self._waiting(engine)
+        room = self.info.slots + self._options.max_queue - engine.running - waiting
+        if room <= 0 or (waiting and answers > room):
             raise self._full()
 
     def submit(self, request: GenerateRequest) -> Generation:

@@ -109,6 +109,12 @@ async def test_several_prompts_are_taken_all_or_none(server: Server, client: ope
     assert len(server.worker.submitted) == 4
 
 
+async def test_how_many_answers_a_request_may_ask_for(server: Server, client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="17 prompts with 128 answers each are 2176 answers"):
+        await client.completions.create(model="fake", prompt=["a"] * 17, n=128)
+    assert server.worker.submitted == []
+
+
 async def test_logprobs(client: openai.AsyncOpenAI) -> None:
     answer = await complete(client, "abc", logprobs=2, max_tokens=2)
     found = answer.choices[0].logprobs

@@ -209,6 +209,21 @@ def test_a_failed_download_is_one_line(emlxd, config, monkeypatch):
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "absent: no route to the registry")
 
 
+def test_what_cannot_be_fetched_keeps_no_other_from_it(emlxd, config, tmp_path, monkeypatch):
+    config("models: [{name: a, source: {path: a.gguf}}, {name: b, source: {path: b.gguf}}]")
+
+    def fetch(source, progress):
+        if source.path.name == "a.gguf":
+            raise SourceError("gone")
+        source.path.touch()
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    result = emlxd("pull")
+    assert result.exit_code == 1
+    assert [line for line in result.stderr.splitlines() if ":" in line] == ["a: gone"]
+    assert (tmp_path / "b.gguf").exists()
+
+
 def test_models_lists_files_and_states(emlxd, config, daemon):
     config(port=daemon.server_port)
     result = emlxd("models")

@@ -147,6 +147,20 @@ async def test_a_file_that_cannot_be_watched_is_looked_at(
     assert [entry["reason"] for entry in logs] == [str(error)]
 
 
+async def test_folders_that_cannot_be_found_out_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> list[Path]:
+        raise PermissionError("no way there")
+
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    monkeypatch.setattr(watch, "watched_folders", fail)
+    async with watching(path, monkeypatch) as found:
+        path.write_text("new")
+        assert await found.next() == b"new"
+
+
 async def test_the_same_content_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("old")

@@ -339,15 +339,20 @@ def test_held_call_is_passed_on_as_it_comes(name: str) -> None:
 
 @each_format
 def test_a_mark_that_was_cut_off_is_no_text(name: str) -> None:
-    """Where an answer is held to calls, before the first one; and after one in any case."""
+    """Where there is nothing but calls, before the first one; and after one in any case."""
     if name in ("harmony", "llama"):  # whose marks cannot be cut: tokens, and a brace
         return
     text = WRITERS[name](CALLS[1])
     reader = FORMATS[name].reader(TOOLS)
+    reader.hold(alone=True)
+    assert result([*reader.push(text[:1]), *reader.finish(cut=True)]) == ("", "", [])
+    for cut in (True, False):
+        reader = FORMATS[name].reader(TOOLS)
+        content, _, calls = result([*reader.push(text + text[:1]), *reader.finish(cut=cut)])
+        assert (content, len(calls)) == ("" if cut else text[:1], 1)
+    reader = FORMATS[name].reader(TOOLS)
     reader.hold()
-    assert result([*reader.push(text[:1]), *reader.finish()]) == ("", "", [])
-    content, _, calls = read(FORMATS[name].reader(TOOLS), [text, text[:1]])
-    assert (content, len(calls)) == ("", 1)
+    assert result([*reader.push(text[:1]), *reader.finish(cut=True)]) == (text[:1], "", [])
 
 
 @each_format

@@ -176,10 +176,10 @@ async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
     worker = make_worker()
     await worker.start()
     for number in range(3):
-        worker.admit()
+        worker.admit(1)
         worker.submit(request(f"r{number}"))
     with pytest.raises(QueueFull):
-        worker.admit()
+        worker.admit(1)
 
 
 async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
@@ -189,7 +189,19 @@ async def test_every_answer_waits_in_the_queue(make_worker: MakeWorker) -> None:
     stats = worker.stats()
     assert stats is not None and stats.running + stats.waiting == 3
     with pytest.raises(QueueFull):
-        worker.admit()
+        worker.admit(1)
+
+
+async def test_a_request_may_be_larger_than_the_queue_if_nobody_waits(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    await worker.start()
+    worker.admit(100)
+    for number in range(3):
+        worker.submit(request(f"r{number}"))
+    worker.retune(ModelSettings(name="fake", source=Source(path=Path()), max_queue=3))
+    worker.admit(2)
+    with pytest.raises(QueueFull):
+        worker.admit(3)
 
 
 async def test_a_longer_queue_holds_at_once(make_worker: MakeWorker) -> None:
@@ -198,7 +210,7 @@ async def test_a_longer_queue_holds_at_once(make_worker: MakeWorker) -> None:
     for number in range(3):
         worker.submit(request(f"r{number}"))
     worker.retune(ModelSettings(name="fake", source=Source(path=Path()), max_queue=2))
-    worker.admit()
+    worker.admit(1)
 
 
 async def test_a_time_limit_holds_from_the_next_request_on(

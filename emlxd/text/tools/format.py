@@ -71,7 +71,8 @@ class CallReader(Reader):
     """Text and tool calls.
 
     A call is passed on when it is complete and valid, otherwise its text is, as it came. If calls are
-    ``held`` to a grammar they cannot turn out malformed, and are passed on as they come.
+    ``held`` to a grammar they cannot turn out malformed, and are passed on as they come. If they are
+    ``alone`` there is no text beside them.
     """
 
     def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_id) -> None:
@@ -80,6 +81,7 @@ class CallReader(Reader):
         self.calls = 0
         self.malformed = 0
         self.held = False
+        self.alone = False
         self.thinking = False
         self._new_id = new_id
         self._entered: int | None = None
@@ -90,9 +92,9 @@ class CallReader(Reader):
         """What was read of a call that has begun and not ended, or None."""
         return None if self._entered is None else self._text[self._entered :]
 
-    def hold(self) -> list[Read]:
+    def hold(self, *, alone: bool = False) -> list[Read]:
         """From now on calls are held to a grammar. Gives what is known of the call that has begun."""
-        self.held = True
+        self.held, self.alone = True, alone
         held, self._trial = self._trial, []
         return [*held]
 
@@ -155,8 +157,7 @@ class TriggeredReader(CallReader):
 
     @property
     def awaits_mark(self) -> bool:
-        """After a call another may come; and where an answer is held to calls, it has no other beginning."""
-        return self.calls > 0 or (self.held and self.position == 0)
+        return self.alone or self.calls > 0
 
     @abstractmethod
     def read_calls(self, trigger: str) -> Steps[None]:
@@ -172,7 +173,7 @@ class TriggeredReader(CallReader):
         while trigger := (yield from self.pass_text("content", *self._triggers, trim=" \r\n\t")):
             self._entered = self._at - len(trigger)
             yield from self._try_calls(trigger, self._at)
-        if not (self.calls or self.awaits_mark):
+        if not (self.calls or (self._cut and self.alone)):
             self._pass(self.unread(), "content")
 
     def _try_calls(self, trigger: str, start: int) -> Steps[None]:

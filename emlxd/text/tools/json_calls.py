@@ -146,7 +146,7 @@ class JsonCallReader(CallReader):
 
 def _parsed(text: str) -> Any:
     try:
-        return parsed(text)
+        return parsed(text, nearest=True)
     except ValueError:
         raise Malformed from None
 

@@ -108,7 +108,7 @@ class ParameterFormat(Format):
     def freed(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Names and types remain: names are offered, and values are read as what they are."""
         properties = {name: schema for name, schema in _named(parameters).items() if _is_plain(name)}
-        closed = parameters.get("additionalProperties") is False and "patternProperties" not in parameters
+        others = _type_alone(parameters.get("additionalProperties", {}), parameters)
         return {
             "type": "object",
             "properties": {name: _type_alone(schema, parameters) for name, schema in properties.items()},
@@ -117,7 +117,7 @@ class ParameterFormat(Format):
                 for name in _required(parameters)
                 if _is_plain(name) and properties.get(name) is not False
             ],
-            "additionalProperties": not closed,
+            "additionalProperties": True if "patternProperties" in parameters else others,
         }
 
     def _tool_rules(self, index: int, tool: Tool, mark: Callable[[str], str]) -> list[str]:
