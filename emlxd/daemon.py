@@ -25,7 +25,7 @@ from emlxd.operate import Operator
 from emlxd.readings import Readings
 from emlxd.registry import Registry
 from emlxd.reload.reloader import Reloader
-from emlxd.reload.watch import changes
+from emlxd.reload.watch import changes, fingerprint
 from emlxd.residency import Residents
 from emlxd.server import Front, bind, serve
 from emlxd.sources import fetch_model
@@ -162,7 +162,10 @@ def _make_registry(settings: Settings) -> Registry:
 
 
 async def _reload_on_change(reloader: Reloader) -> None:
-    async for _ in changes(reloader.path):
+    seen = fingerprint(reloader.path)
+    if reloader.outdated:  # it was edited while the daemon started
+        await reloader.try_reload()
+    async for _ in changes(reloader.path, seen):
         await reloader.try_reload()
 
 

@@ -188,6 +188,8 @@ class Registry:
             if entry.dropped:  # by a reload, meanwhile
                 continue
             error = await asyncio.shield(self._start_loading(entry))
+            if isinstance(error, NoRoom) and self.residents.in_use:
+                continue  # its room is taken by a model that somebody has asked for: ``tick`` tries again
             if error is not None and entry.settings.required and not entry.dropped:
                 raise error if isinstance(error, UserError) else UserError(error.message)
 
@@ -226,6 +228,8 @@ class Registry:
         if entry.held is not None:
             await entry.held.wait()
             return
+        if entry.dead:
+            self._died(entry)
         backs_off = entry.loading is None and self._now() < entry.retry_at
         if backs_off and entry.error and not isinstance(entry.error, NoRoom):
             raise self._refusal(entry, entry.error)
@@ -279,6 +283,12 @@ class Registry:
         entry.retry_at = self._now() + min(FIRST_RETRY * 2 ** (entry.failures - 1), LAST_RETRY)
         log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
 
+    def _died(self, entry: ModelEntry) -> None:
+        log.error("worker died", model=entry.name)
+        self.discard(entry, "died")
+        self._failed(entry, ServerFault("Its worker ended unexpectedly; see the log."))
+        entry.wanted = True
+
     def discard(self, entry: ModelEntry, reason: UnloadReason = "replaced") -> None:
         """What the model has in memory takes no more requests, and leaves when the last one has ended."""
         if entry.resident is not None:
@@ -319,10 +329,7 @@ class Registry:
         """
         for entry in self._entries.values():
             if entry.dead:
-                log.error("worker died", model=entry.name)
-                self.discard(entry, "died")
-                self._failed(entry, ServerFault("Its worker ended unexpectedly; see the log."))
-                entry.wanted = True
+                self._died(entry)
             elif entry.evicted:
                 entry.resident, entry.wanted = None, False
             elif self._idle_for_long(entry):

@@ -112,6 +112,11 @@ class Residents:
         """Bytes counted for all that is in memory."""
         return sum(resident.nbytes for resident in self._residents)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a request holds a model."""
+        return any(resident.leases for resident in self._residents)
+
     def has_room(self, needs: Needs) -> bool:
         """Whether it fits now, without anybody leaving."""
         return self.used + needs.total <= self.budget

@@ -222,6 +222,40 @@ async def test_unloading_waits_for_the_requests_that_run() -> None:
     assert house.residents.used == 100
 
 
+async def test_a_request_during_the_start_takes_nothing_down() -> None:
+    """It has taken the room of a model that is to be loaded, which comes when that request has ended."""
+    house = House(budget=200)
+    registry = house.registry(model("a", pinned=True), model("b"), model("asked", **ON_DEMAND))
+    house.gate.clear()
+    starting = asyncio.create_task(registry.load())
+    await settle()
+    async with AsyncExitStack() as request:
+        asking = asyncio.create_task(request.enter_async_context(registry.lease("asked")))
+        await settle()
+        house.gate.set()
+        await asyncio.gather(starting, asking)
+        assert not registry.ready
+    house.now += 60
+    registry.tick()
+    await settle()
+    assert registry.ready and "b" in house.in_memory
+
+
+async def test_a_death_that_a_request_sees_first_is_one_too() -> None:
+    house = House()
+    registry = house.registry(model("a"))
+    await registry.load()
+    async with registry.lease("a") as worker:
+        worker.alive = False  # type: ignore[misc]
+    with pytest.raises(Unavailable, match="ended unexpectedly"):
+        await use(registry, "a")
+    assert registry.find("a").failures == 1
+    house.now += 60
+    registry.tick()
+    await settle()
+    assert house.in_memory == ["a"]
+
+
 async def test_what_an_operator_unloads_is_no_reason_to_be_unready() -> None:
     house = House()
     registry = house.registry(model("a"))

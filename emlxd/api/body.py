@@ -66,8 +66,11 @@ def _check_headers() -> None:
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
         raise UnsupportedMediaType(f"Content-Encoding '{encoding}' is not supported; send the body as it is.")
-    # A body without a type is taken as JSON, since nothing else is served.
+    # A body without a type is taken as JSON, since nothing else is served: but not from a web page, which
+    # could send it unasked to a server that it may not call.
     mimetype = request.mimetype
+    if not mimetype and "Origin" in request.headers:
+        raise UnsupportedMediaType("A request of a web page needs the Content-Type 'application/json'.")
     if mimetype == CURL_DEFAULT and request.path.startswith("/api/") and "Origin" not in request.headers:
         return
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):

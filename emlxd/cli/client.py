@@ -40,57 +40,59 @@ class Client:
 
     def model_names(self) -> list[str]:
         """Of those that write text. Only emlxd says of a model that it does not."""
-        with self._open("/v1/models") as response:
-            models = json.load(response)["data"]
+        models = self._read("/v1/models")["data"]
         return [model["id"] for model in models if model.get("kind", "chat") == "chat"]
 
     def states(self) -> tuple[dict[str, str], str]:
         """Each model's state, and what is to be said when not all is well."""
         try:
-            with self._open("/ready") as response:
-                return json.load(response)["models"], ""
+            return self._read("/ready")["models"], ""
         except UserError as error:
             return {}, error.message
 
     def status(self) -> dict[str, Any]:
         """What /admin/status says."""
-        with self._open("/admin/status") as response:
-            status: dict[str, Any] = json.load(response)
-            return status
+        return self._read("/admin/status")
 
     def requests(self) -> list[dict[str, Any]]:
         """What runs now."""
-        with self._open("/admin/requests") as response:
-            requests: list[dict[str, Any]] = json.load(response)["requests"]
-            return requests
+        requests: list[dict[str, Any]] = self._read("/admin/requests")["requests"]
+        return requests
 
     def healthy(self) -> bool:
         """Whether it is emlxd that answers."""
         try:
-            with self._open("/health") as response:
-                return bool(json.load(response) == {"status": "ok"})
-        except (UserError, ValueError):
+            return self._read("/health") == {"status": "ok"}
+        except UserError:
             return False
 
     def reload(self, *, dry_run: bool) -> dict[str, list[str]]:
         """What changed, or would, by kind of change."""
         path = f"/admin/reload?dry_run={'true' if dry_run else 'false'}"
-        with self._open(path, {}, RELOAD_TIMEOUT) as response:
-            plan: dict[str, list[str]] = json.load(response)["plan"]
-            return plan
+        plan: dict[str, list[str]] = self._read(path, {}, RELOAD_TIMEOUT)["plan"]
+        return plan
 
     def chat(self, model: str, messages: Sequence[Message]) -> Generator[str]:
         """The answer, piece by piece. Closing the iterator stops the generation."""
         body = {"model": model, "messages": list(messages), "stream": True}
         with self._open("/v1/chat/completions", body, STREAM_TIMEOUT) as response:
             try:
-                for event in _events(response):
-                    if "error" in event:
-                        raise Refused(500, event["error"]["message"])
-                    for choice in event["choices"]:
+                for data in _events(response):
+                    if (refusal := message_in(data)) is not None:
+                        raise Refused(500, refusal)
+                    for choice in json.loads(data)["choices"]:
                         yield choice["delta"].get("content") or ""
-            except (OSError, HTTPException) as error:
-                raise UserError(f"The connection to {self.url} broke: {error}.") from None
+            except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+                raise UserError(f"The answer of {self.url} broke off ({error!r}).") from None
+
+    def _read(self, path: str, body: Any = None, timeout: float = CONNECT_TIMEOUT) -> dict[str, Any]:
+        """The JSON object that is answered."""
+        with self._open(path, body, timeout) as response:
+            try:
+                found: dict[str, Any] = json.load(response)
+            except (OSError, HTTPException, ValueError) as error:
+                raise UserError(f"The answer of {self.url} broke off ({error!r}).") from None
+            return found
 
     def _open(self, path: str, body: Any = None, timeout: float = CONNECT_TIMEOUT) -> HTTPResponse:
         try:
@@ -116,8 +118,12 @@ class Client:
             ) from None
 
 
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(response: HTTPResponse) -> Iterator[bytes]:
+    """The data of each event. Raises HTTPException if they end before the answer does."""
     for line in response:
-        data = line.strip().removeprefix(b"data:").strip()
-        if line.startswith(b"data:") and data != b"[DONE]":
-            yield json.loads(data)
+        if line.startswith(b"data:"):
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            yield data
+    raise HTTPException("the last event did not come")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 from emlxd.cli.options import ConfigOption, find_config
 
 
 def serve(config: ConfigOption = None) -> None:
     """Serve the models of the configuration until stopped."""
+    # It asks for a reload, which the daemon makes up for once it can: by default it would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from emlxd.config_file import load
 
     path = find_config(config)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emlxd.cli.options import ConfigOption, JsonOption, UrlOption, daemon_client
+from emlxd.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,10 +49,14 @@ def _watch(look: Callable[[], Mapping[str, Any]]) -> None:
     speeds = Speeds()
     try:
         with Live(console=console(), auto_refresh=False) as live:
+            status = look()
             while True:
-                status = look()
                 live.update(render(status, speeds.since_last(status, time.monotonic())), refresh=True)
                 time.sleep(INTERVAL)
+                try:
+                    status = look()
+                except UserError as error:  # it may come back
+                    live.console.print(error.message)
     except KeyboardInterrupt:
         return
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from emlxd.config import ModelSettings
 from emlxd.errors import NoRoom, UserError
-from emlxd.memory import Needs
+from emlxd.memory import Needs, format_bytes
 from emlxd.registry import ModelEntry, Registry
 from emlxd.reload.plan import Plan
 from emlxd.residency import Resident
@@ -21,19 +21,22 @@ class Change:
     and the new ones come. Only when all new ones are there is anything final.
     """
 
-    def __init__(self, registry: Registry, plan: Plan, models: Iterable[ModelSettings]) -> None:
+    def __init__(self, registry: Registry, plan: Plan, models: Iterable[ModelSettings], budget: int) -> None:
+        """``budget`` is the one to come, in bytes."""
         self._registry = registry
+        self._budget = budget
         self._residents = registry.residents
         self._plan = plan
         self._models = {model.name: model for model in models}
         self._before = {entry.name: entry for entry in registry.models}
         self._staged: dict[str, Resident] = {}
         self._held: list[ModelEntry] = []
-        self._left: list[ModelEntry] = []  # those of them that were in memory
+        self._in_memory = [entry for entry in registry.models if entry.usable]
 
     async def run(self) -> None:
         """Raises what loading a new model raises; then the registry is as before."""
         try:
+            self._check_kept()
             for settings, needs in await self._load_beside():
                 await self._hold_outgoing()
                 await self._stage(settings, needs)
@@ -41,6 +44,19 @@ class Change:
             self._undo()
             raise
         self._commit()
+
+    def _check_kept(self) -> None:
+        """Raises NoRoom for a model that stays and has no room in the budget to come."""
+        for entry in self._in_memory:
+            if entry.name in (*self._plan.keep, *self._plan.retune):
+                self._check_budget(entry.settings, entry.nbytes)
+
+    def _check_budget(self, settings: ModelSettings, nbytes: int) -> None:
+        if nbytes > self._budget:
+            raise NoRoom(
+                f"The model '{settings.name}' needs {format_bytes(nbytes)} of memory; "
+                f"the budget is {format_bytes(self._budget)}."
+            )
 
     async def _load_beside(self) -> Sequence[tuple[ModelSettings, Needs]]:
         """Loads what has room beside the old models, and gives the rest."""
@@ -59,7 +75,9 @@ class Change:
         prepared = []
         for settings in self._incoming():
             with _naming(settings):
-                prepared.append((settings, await self._residents.prepare(settings)))
+                needs = await self._residents.prepare(settings)
+            self._check_budget(settings, needs.total)
+            prepared.append((settings, needs))
         return prepared
 
     def _incoming(self) -> list[ModelSettings]:
@@ -79,25 +97,28 @@ class Change:
         self._staged[settings.name] = resident
 
     async def _hold_outgoing(self) -> None:
-        """From now on requests for the models that are to go wait for the outcome, and those leave."""
+        """From now on requests for the models that are to go wait for the outcome, and those leave.
+
+        Also those that a new one is there for already: their room is needed.
+        """
         for name in (*self._plan.drop, *self._plan.replace):
             entry = self._before[name]
-            if entry.held is None and name not in self._staged:
+            if entry.held is None:
                 entry.held = asyncio.Event()
                 self._held.append(entry)
         for entry in self._held:
             if entry.loading is not None:
                 await asyncio.shield(entry.loading)
-            if entry.usable:
-                self._left.append(entry)
             self._registry.discard(entry)
 
     def _undo(self) -> None:
         for resident in self._staged.values():
             resident.leases -= 1
             self._residents.retire(resident)
-        for entry in self._left:
-            entry.wanted = True
+        for entry in self._in_memory:
+            if not entry.usable:  # it had to leave, and comes back
+                self._registry.discard(entry)
+                entry.wanted = True
         self._release()
 
     def _release(self) -> None:

@@ -63,6 +63,14 @@ class Reloader:
         """Settings of the file in force that only a restart brings about."""
         return plan(self._started_with, self.settings).needs_restart
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the file says something else than what is in force, or cannot be read."""
+        try:
+            return not self._plan(load(self.path)).empty
+        except EmlxdError:
+            return True
+
     def preview(self) -> Plan:
         """What a reload would do. Raises UserError for a file that it would refuse."""
         new = load(self.path)
@@ -107,7 +115,7 @@ class Reloader:
         before, after = residents.budget, self._budget(new)
         residents.budget = max(before, after)
         try:
-            await Change(self._registry, found, new.models).run()
+            await Change(self._registry, found, new.models, after).run()
         except BaseException:
             residents.budget = before
             raise

@@ -17,13 +17,14 @@ LOOK: Final = 5000  # milliseconds after which the file is looked at anyway: its
 MAX_LINKS: Final = 40  # as Linux
 
 
-async def changes(path: Path) -> AsyncIterator[None]:
+async def changes(path: Path, seen: bytes | None) -> AsyncIterator[None]:
     """Yields whenever the file at ``path`` has other content than before, or has gone; ends never.
+
+    ``seen`` is the ``fingerprint`` that it had when somebody last looked.
 
     Folders are watched, not the file: editors and mounted config maps put another file in its place. So
     are the folders of every link on the way to it, whose targets may move.
     """
-    seen = fingerprint(path)
     async for stirred in _looks(path):
         found = fingerprint(path)
         between = found is None and stirred  # an editor's two steps: wait for a quiet look

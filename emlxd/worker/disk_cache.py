@@ -111,8 +111,12 @@ class DiskCache:
                 return
             self._folder.mkdir(parents=True, exist_ok=True)  # another daemon may have found it unused
             part = self._path(key).with_suffix(".part")
-            part.write_bytes(_checksum(block) + block)
-            part.replace(self._path(key))
+            try:
+                part.write_bytes(_checksum(block) + block)
+                part.replace(self._path(key))
+            except OSError:
+                part.unlink(missing_ok=True)  # the disk may be full
+                raise
             with self._lock:
                 self._sizes[key] = size
         except OSError as error:

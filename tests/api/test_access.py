@@ -184,7 +184,7 @@ def admin_app(**server: Any) -> Quart:
         ("::ffff:10.0.0.7", {}, 403),
         ("<local>", {}, 403),
         ("127.0.0.1", {"Origin": "https://evil.example.com"}, 403),
-        ("127.0.0.1", {"Origin": PAGE}, 200),
+        ("127.0.0.1", {"Origin": PAGE}, 403),
         ("127.0.0.1", {"Origin": "http://localhost:8420", "Host": "localhost:8420"}, 200),
         ("127.0.0.1", {"Origin": "http://[::1]:8420", "Host": "[::1]:8420"}, 200),
         ("127.0.0.1", {"Host": "rebound.example.com"}, 403),

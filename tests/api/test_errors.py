@@ -179,6 +179,7 @@ async def test_bad_bodies(http: httpx.AsyncClient, content: bytes) -> None:
         {"content-type": "multipart/form-data; boundary=x"},
         {"content-type": "application/x-www-form-urlencoded"},
         {"content-type": "application/json", "content-encoding": "gzip"},
+        {"origin": "https://evil.example"},
     ],
 )
 async def test_unsupported_media(http: httpx.AsyncClient, headers: dict[str, str]) -> None:

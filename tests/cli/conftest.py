@@ -59,6 +59,7 @@ class Daemon(ThreadingHTTPServer):
         self.names = ["small", "s", "absent"]
         self.states: dict[str, str] | None = {"small": "loaded", "absent": "failed"}
         self.pieces: list[str | dict[str, object]] = ["Hello", " there"]
+        self.end = b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n'
         self.refusal: tuple[int, str] | None = None
         self.asked: list[dict[str, object]] = []
         self.answers: dict[str, object] = {}
@@ -101,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         for piece in self.server.pieces:
             event = piece if isinstance(piece, dict) else {"choices": [{"delta": {"content": piece}}]}
             self.wfile.write(f": heartbeat\n\ndata: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+        self.wfile.write(self.server.end)
 
     def answer(self, status: int, body: object) -> None:
         self.send_response(status)

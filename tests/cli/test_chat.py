@@ -24,6 +24,15 @@ def test_a_session(emlxd, config, daemon):
     assert [message["content"] for message in daemon.asked[1]["messages"]] == ["Hi", "Hello there", "Again"]
 
 
+@pytest.mark.parametrize("end", [b"", b'data: {"choi', b'data: {"error": "gone"}\n\n'])
+def test_an_answer_that_breaks_off_is_told_of(emlxd, config, daemon, end):
+    config(port=daemon.server_port)
+    daemon.end = end
+    result = emlxd("chat", stdin="Hi\n/quit\n")
+    assert result.exit_code == 0
+    assert "Hello there\n" in result.stdout and "broke off" in result.stderr
+
+
 def test_end_of_input_ends_it(emlxd, config, daemon):
     config(port=daemon.server_port)
     result = emlxd("chat")

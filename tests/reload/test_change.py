@@ -26,7 +26,7 @@ async def loaded(house: House, *models: ModelSettings) -> Registry:
 def change(registry: Registry, *models: ModelSettings) -> asyncio.Task[None]:
     old = Settings(models=tuple(entry.settings for entry in registry.models))
     found = plan(old, Settings(models=models))
-    return asyncio.create_task(Change(registry, found, models).run())
+    return asyncio.create_task(Change(registry, found, models, registry.residents.budget).run())
 
 
 async def use(registry: Registry, name: str) -> Any:
@@ -163,6 +163,39 @@ async def test_a_model_on_demand_that_was_in_memory_comes_back_too() -> None:
     registry.tick()
     await settle()
     assert house.in_memory == ["a"]
+
+
+async def test_a_model_that_stays_comes_back_when_it_had_to_leave_for_one_that_failed() -> None:
+    house = House(budget=200)
+    registry = await loaded(house, model("kept"), model("a"))
+    house.failures["a"] = ModelFormatError("m.gguf: is truncated")
+    with pytest.raises(ModelFormatError):
+        await change(registry, model("kept"), model("a", prefill_chunk=200))
+    del house.failures["a"]
+    for _ in range(2):
+        registry.tick()
+        await settle()
+    assert sorted(house.in_memory) == ["a", "kept"]
+
+
+async def test_a_smaller_budget_that_a_model_has_no_room_in_is_refused() -> None:
+    house = House(budget=200)
+    registry = await loaded(house, model("a"))
+    old = Settings(models=(registry.find("a").settings,))
+    with pytest.raises(NoRoom, match="'a' needs 100 B of memory; the budget is 50 B"):
+        await Change(registry, plan(old, old), old.models, 50).run()
+    assert house.in_memory == ["a"]
+
+
+async def test_a_busy_model_whose_successor_is_there_leaves_for_another() -> None:
+    house = House(budget=300)
+    registry = await loaded(house, model("a"), model("b"))
+    async with registry.lease("a"):
+        changing = change(registry, model("a", slots=8), model("b", slots=8, prefill_chunk=200))
+        await settle()
+        assert not changing.done()
+    await changing
+    assert [(await use(registry, name)).settings.slots for name in ("a", "b")] == [8, 8]
 
 
 async def test_loading_a_model_that_is_removed_meanwhile() -> None:

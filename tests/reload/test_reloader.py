@@ -74,6 +74,16 @@ async def test_a_changed_file_is_applied(setup: Setup) -> None:
     assert setup.metric("last_reload_successful") == 1
 
 
+async def test_a_file_that_was_edited_while_the_daemon_started(setup: Setup) -> None:
+    assert not setup.reloader.outdated
+    setup.write("a", "c")
+    assert setup.reloader.outdated
+    await setup.reloader.reload()
+    assert not setup.reloader.outdated
+    setup.path.unlink()
+    assert setup.reloader.outdated
+
+
 async def test_an_equal_file_changes_nothing(setup: Setup) -> None:
     before = [entry.resident for entry in setup.registry.models]
     setup.path.write_text(setup.path.read_text() + "# a comment\n")
@@ -193,7 +203,7 @@ async def test_a_client_that_gives_up_does_not_stop_a_reload(setup: Setup) -> No
     assert setup.served == ["a", "c"]
 
 
-@pytest.mark.parametrize(("budget", "left"), [(300, ["a", "b"]), (150, ["b"]), (50, [])])
+@pytest.mark.parametrize(("budget", "left"), [(300, ["a", "b"]), (150, ["b"])])
 async def test_a_smaller_budget_sends_idle_models_away(setup: Setup, budget: int, left: list[str]) -> None:
     async with setup.registry.lease("b"):
         setup.house.now = 1.0
@@ -202,6 +212,13 @@ async def test_a_smaller_budget_sends_idle_models_away(setup: Setup, budget: int
     await settle()
     assert setup.house.in_memory == left
     assert setup.house.residents.budget == budget
+
+
+async def test_a_budget_that_a_model_has_no_room_in_is_refused(setup: Setup) -> None:
+    setup.house.budget = 50
+    with pytest.raises(NoRoom, match="'a' needs 100 B of memory; the budget is 50 B"):
+        await setup.reloader.reload()
+    assert setup.house.in_memory == ["a", "b"] and setup.house.residents.budget > 50
 
 
 async def test_a_larger_budget_makes_room_for_what_comes_with_it(setup: Setup) -> None:

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from emlxd.reload import watch
-from emlxd.reload.watch import changes, watched_folders
+from emlxd.reload.watch import changes, fingerprint, watched_folders
 
 
 class Watching:
@@ -23,7 +23,7 @@ class Watching:
         self._seen: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def run(self) -> None:
-        async for _ in changes(self._path):
+        async for _ in changes(self._path, fingerprint(self._path)):
             self._seen.put_nowait(self._path.read_bytes() if self._path.exists() else None)
 
     async def next(self) -> bytes | None:

@@ -156,6 +156,16 @@ def test_a_disk_that_has_become_read_only_is_read(tmp_path: Path, monkeypatch: p
     assert {cache.get(key(1)), cache.get(key(2))} == {BLOCK, None}
 
 
+def test_a_full_disk_keeps_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    filled(tmp_path, 1)
+    assert files(tmp_path) == []
+
+
 def test_a_file_that_goes_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
     """While a model is replaced by itself with other settings, the old one still writes and removes files."""
     filled(tmp_path, 1, 2)
