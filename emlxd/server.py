@@ -30,6 +30,7 @@ from emlxd.metrics import Metrics
 from emlxd.tracing import Tracer
 
 BACKLOG = 2048  # a burst of clients waits to be accepted instead of being dropped at 100
+IDLE_GRACE = 0.5  # seconds without a request after which nothing more is expected
 CUT_GRACE = 2.0  # seconds for the clients of cut streams to read the error event
 _log = structlog.get_logger("emlxd.server")
 
@@ -49,6 +50,7 @@ class Front:
         self.registry = registry
         self.operator = operator
         self.drain = Drain()
+        self.requests = 0  # that are being answered
         self._metrics = metrics
         self._tracer = tracer
         self._responses = ResponseStore()
@@ -72,7 +74,14 @@ class Front:
         return put_in_force
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self.requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.requests -= 1
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -127,7 +136,7 @@ async def serve(
         try:
             await stop.wait()
             front.drain.start()
-            await _wind_down(serving, front.drain, front.settings.server.drain_timeout)
+            await _wind_down(serving, front, front.settings.server.drain_timeout)
         finally:
             for task in running:
                 task.cancel()
@@ -197,24 +206,38 @@ async def _stop_if_it_fails(task: Task, stop: asyncio.Event) -> None:
         raise
 
 
-async def _wind_down(serving: asyncio.Task[None], drain: Drain, drain_timeout: float) -> None:
-    """Hypercorn has stopped to accept; it ends when its last connection does."""
+async def _wind_down(serving: asyncio.Task[None], front: Front, drain_timeout: float) -> None:
+    """Hypercorn has stopped to accept; it ends when its last connection does, or is ended before."""
+    drain = front.drain
     if drain.running:
         _log.info(
             "finishing what runs; another signal ends it at once",
             generations=len(drain.running),
             at_most_seconds=drain_timeout,
         )
-    _, running = await asyncio.wait({serving}, timeout=drain_timeout)
-    if running:
+    await _quiet(serving, front, drain_timeout)
+    if not serving.done() and (front.requests or drain.running):
         if cut := drain.cut():
             _log.warning("drain timeout: cut off what still runs", generations=cut)
-        _, running = await asyncio.wait({serving}, timeout=CUT_GRACE)
-    if running:
+        await asyncio.wait({serving}, timeout=CUT_GRACE)
+    if not serving.done():
         serving.cancel()
         await asyncio.wait({serving})
     if not serving.cancelled():
         serving.result()
+
+
+async def _quiet(serving: asyncio.Task[None], front: Front, limit: float) -> None:
+    """Waits until the server has ended, or nothing is asked of it on the connections that are left.
+
+    Of HTTP/2 they are not closed by Hypercorn. At most ``limit`` seconds.
+    """
+    end = asyncio.get_running_loop().time() + limit
+    while (left := end - asyncio.get_running_loop().time()) > 0:
+        idle = not front.requests
+        await asyncio.wait({serving}, timeout=min(left, IDLE_GRACE))
+        if serving.done() or (idle and not front.requests):
+            return
 
 
 @contextmanager

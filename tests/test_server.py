@@ -144,6 +144,15 @@ async def test_idle_connections_do_not_delay_the_end() -> None:
         await server.task
 
 
+async def test_an_idle_http2_connection_does_not_delay_the_end() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+    async with start_server(drain_timeout=600) as server, connect(server.port) as wire:
+        await wire.send(preface)
+        assert await wire.reader.readexactly(9)  # the server's settings
+        server.stop.set()
+        await asyncio.wait_for(server.task, 60)
+
+
 async def test_health_while_loading() -> None:
     release = asyncio.Event()
     registry = FakeRegistry(ready=False)
