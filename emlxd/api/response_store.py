@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from emlxd.api.json_values import Json
-from emlxd.api.responses_schema import Item
+from emlxd.api.responses_schema import ITEMS, Item
 from emlxd.errors import ResponseNotFound
 
 MAX_RESPONSES = 1000
@@ -18,11 +18,26 @@ MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response and the whole conversation up to its end, without instructions."""
+    """A response and the whole conversation up to its end, without instructions, as JSON.
 
-    response: Json
-    items: Sequence[Item]
-    size: int
+    As objects they would take many times as much.
+    """
+
+    response_json: bytes
+    items_json: bytes
+
+    @property
+    def response(self) -> Json:
+        found: Json = orjson.loads(self.response_json)
+        return found
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return ITEMS.validate_json(self.items_json)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.response_json) + len(self.items_json)
 
 
 class ResponseStore:
@@ -38,12 +53,12 @@ class ResponseStore:
         self._bytes = 0
 
     def keep(self, owner: bytes, response: Json, items: Sequence[Item]) -> None:
-        size = len(orjson.dumps([response, [item.model_dump() for item in items]]))
-        self._kept[owner, response["id"]] = Kept(response, items, size)
-        self._bytes += size
+        kept = Kept(orjson.dumps(response), ITEMS.dump_json(list(items), exclude_none=True))
+        self._kept[owner, response["id"]] = kept
+        self._bytes += kept.nbytes
         while self._bytes > self._max_bytes or len(self._kept) > self._max_responses:
             _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.size
+            self._bytes -= oldest.nbytes
 
     def get(self, owner: bytes, id: str) -> Kept:
         """Raises ResponseNotFound."""
@@ -53,5 +68,5 @@ class ResponseStore:
 
     def delete(self, owner: bytes, id: str) -> None:
         """Raises ResponseNotFound."""
-        self._bytes -= self.get(owner, id).size
+        self._bytes -= self.get(owner, id).nbytes
         del self._kept[owner, id]
