@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 # Tokens at the end of a prompt that tell whether it opens the model's thinking.
 THINKING_TAIL: Final = 16
+SPILL_LIMIT: Final = 2.0  # seconds of a stop
 MESSAGE_LENGTH: Final = 30  # characters: rendering one message takes about as long as tokenizing so many
 
 
@@ -273,6 +274,14 @@ class Worker(ModelThread[_Submit | _Cancel]):
             self._heartbeat = time.monotonic()
             with self._gate:
                 self._step(self._running_engine)
+        self._spill()
+
+    def _spill(self) -> None:
+        """What the prefix cache has not handed to the disk yet, as far as there is time."""
+        prefixes, end = self._running_engine.prefixes, time.monotonic() + SPILL_LIMIT
+        while prefixes.unspilled and time.monotonic() < end:
+            with self._gate:
+                prefixes.spill()
 
     def _fail_rest(self, error: Unavailable) -> None:
         while not self._inbox.empty():

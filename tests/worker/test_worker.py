@@ -344,6 +344,29 @@ async def test_others_have_their_turns_while_a_worker_that_ends_waits_for_the_di
     assert turns == [True]
 
 
+async def test_a_stop_keeps_what_the_disk_does_not_have_yet(
+    runner: GatedRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_block(block: int) -> bytes:
+        assert reads.acquire(timeout=20)
+        return bytes([block])
+
+    reads = threading.Semaphore(10)  # enough for the steps up to the end of the answer
+    monkeypatch.setattr(runner, "read_block", read_block)
+    runner.blocks = 64
+    options = WorkerOptions("fake", 1, 64 * 40, prefill_slice=0.25, disk=tmp_path, disk_bytes=1 << 30)
+    worker = Worker(options, lambda: fake_model(runner), Gate())
+    await worker.start()
+    runner.steps.release(10_000)
+    prompt = tuple(number % 26 for number in range(64 * 30 + 1))
+    await read(worker.submit(GenerateRequest("r", prompt, 1)))
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    reads.release(1000)
+    await closing
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 30
+
+
 async def test_a_request_that_comes_as_the_worker_ends_is_answered(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
