@@ -22,7 +22,8 @@ _PLAIN: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 class Document:
     """A YAML file as plain values, the line of every key, and what is wrong with the file as YAML."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
+        """Empty without a ``path``. Raises ConfigError."""
         self.values: dict[str, Any] = {}
         self.problems: list[tuple[int, str]] = []
         self.unreadable: set[Keys] = set()
@@ -30,6 +31,8 @@ class Document:
         self._budget = MAX_VALUES
         # Only its constructor for scalars is used; a safe one, which knows no Python objects.
         self._scalars = yaml.SafeLoader("")
+        if path is None:
+            return
         try:
             self.values = self._mapping(_compose(path), ())
         except RecursionError:

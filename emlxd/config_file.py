@@ -31,9 +31,9 @@ def load(path: Path, env: Mapping[str, str] | None = None) -> Settings:
     return load_with_places(path, env)[0]
 
 
-def load_with_places(path: Path, env: Mapping[str, str] | None = None) -> tuple[Settings, list[str]]:
-    """The same, and where each model begins in the file: ``config.yaml:7``."""
-    document = Document(path)
+def load_with_places(path: Path | None, env: Mapping[str, str] | None = None) -> tuple[Settings, list[str]]:
+    """The same, and where each model begins: ``config.yaml:7``. Without a file it is ``env`` alone."""
+    document, folder = Document(path), path.parent if path else Path()
     overrides = _Overrides(os.environ if env is None else env)
     data = _merge(document.values, overrides.values)
     problems = document.problems + overrides.problems
@@ -64,8 +64,8 @@ def load_with_places(path: Path, env: Mapping[str, str] | None = None) -> tuple[
         raise ConfigError(
             [f"{path}:{line}: {text}" if line else text for line, text in sorted(problems, key=_by_line)]
         )
-    models = (_anchor(model.with_defaults(settings.defaults), path.parent) for model in settings.models)
-    server = _anchor_server(settings.server, path.parent)
+    models = (_anchor(model.with_defaults(settings.defaults), folder) for model in settings.models)
+    server = _anchor_server(settings.server, folder)
     places = [f"{path}:{document.line(('models', index))}" for index in range(len(settings.models))]
     return settings.model_copy(update={"models": tuple(models), "server": server}), places
 
@@ -76,20 +76,16 @@ def load_server(path: Path | None, env: Mapping[str, str] | None = None) -> Serv
     Without a file it is where the environment says. Raises ConfigError as ``load`` does if the server's own
     settings cannot be told.
     """
-    overrides = _Overrides(os.environ if env is None else env)
-    if path is None:
-        return _server_of(overrides.values, Path())
     try:
-        return load(path, env).server
+        return load_with_places(path, env)[0].server
     except ConfigError as mistakes:
+        overrides = _Overrides(os.environ if env is None else env)
         try:
-            return _server_of(_merge(Document(path).values, overrides.values), path.parent)
+            data = _merge(Document(path).values, overrides.values)
+            server = ServerSettings.model_validate(data.get("server") or {})
+            return _anchor_server(server, path.parent if path else Path())
         except (ConfigError, ValidationError):
             raise mistakes from None
-
-
-def _server_of(data: Mapping[str, Any], folder: Path) -> ServerSettings:
-    return _anchor_server(ServerSettings.model_validate(data.get("server") or {}), folder)
 
 
 def _anchor_server(server: ServerSettings, folder: Path) -> ServerSettings:

@@ -216,7 +216,7 @@ async def _wind_down(serving: asyncio.Task[None], front: Front, drain_timeout: f
             at_most_seconds=drain_timeout,
         )
     await _quiet(serving, front, drain_timeout)
-    if not serving.done() and (front.requests or drain.running):
+    if not serving.done() and front.requests:
         if cut := drain.cut():
             _log.warning("drain timeout: cut off what still runs", generations=cut)
         await asyncio.wait({serving}, timeout=CUT_GRACE)

@@ -51,6 +51,9 @@ class StubWorker:
         await asyncio.sleep(0)
 
 
+ON_DEMAND: dict[str, Any] = {"load": "on_demand"}
+
+
 @dataclass
 class House:
     """A registry with all that it is handed. ``needs`` overrides a model's bytes."""
@@ -88,3 +91,9 @@ async def settle() -> None:
     """Lets everything run that can run without time passing."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def use(registry: Registry, name: str) -> str:
+    """One request: the name of the worker that it got."""
+    async with registry.lease(name) as worker:
+        return worker.name

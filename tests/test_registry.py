@@ -17,23 +17,13 @@ from emlxd.errors import (
     ModelFormatError,
     ModelNotFound,
     NoRoom,
-    ServerFault,
     SourceError,
     Unavailable,
     UserError,
 )
 from emlxd.registry import LAST_RETRY, Registry
 from tests.fakes import fake_card
-from tests.residents import House, model, settle
-
-ON_DEMAND: dict[str, Any] = {"load": "on_demand"}
-
-
-async def use(registry: Registry, name: str) -> str:
-    """One request: the name of the worker that it got."""
-    async with registry.lease(name) as worker:
-        return worker.name
-
+from tests.residents import ON_DEMAND, House, model, settle, use
 
 # Loading
 
@@ -241,21 +231,6 @@ async def test_a_request_during_the_start_takes_nothing_down() -> None:
     assert registry.ready and "b" in house.in_memory
 
 
-async def test_a_death_that_a_request_sees_first_is_one_too() -> None:
-    house = House()
-    registry = house.registry(model("a"))
-    await registry.load()
-    async with registry.lease("a") as worker:
-        worker.alive = False  # type: ignore[misc]
-    with pytest.raises(Unavailable, match="ended unexpectedly"):
-        await use(registry, "a")
-    assert registry.find("a").failures == 1
-    house.now += 60
-    registry.tick()
-    await settle()
-    assert house.in_memory == ["a"]
-
-
 async def test_what_an_operator_unloads_is_no_reason_to_be_unready() -> None:
     house = House()
     registry = house.registry(model("a"))
@@ -357,51 +332,6 @@ async def test_room_that_is_about_to_be_free_is_waited_for() -> None:
         await settle()
         assert house.starts == ["a"]
     assert await waiting == "b"
-
-
-# Workers that fail
-
-
-async def test_a_dead_worker_is_replaced() -> None:
-    house = House()
-    registry = house.registry(model("a"))
-    await registry.load()
-    async with registry.lease("a") as worker:
-        worker.alive = False  # type: ignore[misc]
-    assert not registry.ready
-    registry.tick()
-    assert not registry.ready
-    with pytest.raises(Unavailable, match="ended unexpectedly"):
-        await use(registry, "a")
-    house.now += 1.0
-    registry.tick()
-    await settle()
-    assert registry.ready
-    assert house.starts == ["a", "a"]
-
-
-async def test_a_stuck_worker_is_seen() -> None:
-    house = House()
-    registry = house.registry(model("a"), stall_timeout=60)
-    await registry.load()
-    (resident,) = house.residents
-    resident.worker.heartbeat_age = 60.0  # type: ignore[misc]
-    assert registry.ready
-    resident.worker.heartbeat_age = 60.1  # type: ignore[misc]
-    assert (registry.ready, registry.stuck) == (False, ["a"])
-
-
-async def test_watching_ends_when_a_worker_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emlxd.registry.TICK", 0.0)
-    house = House()
-    registry = house.registry(model("a"), stall_timeout=60)
-    watching = asyncio.create_task(registry.watch())
-    await registry.load()
-    await settle()
-    assert not watching.done()
-    next(iter(house.residents)).worker.heartbeat_age = 61.0  # type: ignore[misc]
-    with pytest.raises(ServerFault, match="worker of a"):
-        await watching
 
 
 # Anything in any order

@@ -24,7 +24,7 @@ from emlxd.api.fields import (
 )
 from emlxd.api.json_values import Json
 from emlxd.api.shapes import HeldBody
-from emlxd.api.tools import MOST_TOOLS, Calling, Name
+from emlxd.api.tools import Calling, Name, Tools
 
 
 class TextBlock(Body):
@@ -149,7 +149,7 @@ class MessagesPrompt(Body):
     model: str
     messages: Annotated[Items[Turn], Field(min_length=1)]
     system: TextBlocks | None = None
-    tools: Annotated[Items[ToolParam], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Tools[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 

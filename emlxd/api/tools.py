@@ -96,10 +96,13 @@ def _tool_choice(value: Any) -> Any:
 T = TypeVar("T")  # a ClientTool, but pydantic knows no protocols
 
 
+Tools = Annotated[Items[T], Field(max_length=MOST_TOOLS)]
+
+
 class ToolsBody(Body, Generic[T]):
     """Tools and how they may be called, as OpenAI's APIs say it."""
 
-    tools: Annotated[Items[T], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Tools[T] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | list[str] | None,
         BeforeValidator(_tool_choice, json_schema_input_type=str | dict[str, Any] | None),

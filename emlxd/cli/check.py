@@ -60,10 +60,14 @@ def _say_missing(model: ModelSettings, place: str) -> bool:
     try:
         check_paths(model)
     except SourceError as error:
-        typer.echo(f"{place}: {model.name}: {error.message}", err=True)
+        _say(model, place, error.message)
         return False
     typer.echo(f"{model.name}: the files are not here yet; `emlxd pull` fetches them.", err=True)
     return True
+
+
+def _say(model: ModelSettings, place: str, problem: str) -> None:
+    typer.echo(f"{place}: {model.name}: {problem}", err=True)
 
 
 def _print_memory(
@@ -81,7 +85,7 @@ def _print_memory(
         try:
             needs = predict(model, files)
         except UserError as error:
-            typer.echo(f"{places[model.name]}: {model.name}: {error.message}", err=True)
+            _say(model, places[model.name], error.message)
             wrong.append(model)
             continue
         parts = (needs.weights, needs.cache, needs.prefix_cache, needs.activations, needs.total)
@@ -90,7 +94,7 @@ def _print_memory(
             table.add_row(f"  {name}", *[""] * 5)
         total += needs.total
         if needs.total > limit:
-            typer.echo(f"{places[model.name]}: {model.name}: larger than memory.budget alone.", err=True)
+            _say(model, places[model.name], "larger than memory.budget alone.")
             wrong.append(model)
     table.add_row("all of them", "", "", "", "", format_bytes(total))
     table.add_row("budget", "", "", "", "", format_bytes(limit))

@@ -109,10 +109,11 @@ class Dialect:
     def _calls(self, tools: Sequence[Tool], wishes: Wishes) -> Grammar:
         if wishes.named:
             tools = [tool for tool in tools if tool.name == wishes.named]
-        parallel = wishes.parallel and not wishes.named
-        return Grammar(
-            "lark", f"start: calls\n{self._format.rules(tools, self._mark, parallel=parallel)}", "tools"
-        )
+        return self._calls_of(tools, parallel=wishes.parallel and not wishes.named, param="tools")
+
+    def _calls_of(self, tools: Sequence[Tool], *, parallel: bool, param: str) -> Grammar:
+        rules = self._format.rules(tools, self._mark, parallel=parallel)
+        return Grammar("lark", f"start: calls\n{rules}", param)
 
     def _enforceable(self, tool: Tool) -> Tool:
         """``tool`` with a schema that a grammar can be made of."""
@@ -139,9 +140,9 @@ class Dialect:
         return enforced
 
     def _check_rules(self, tool: Tool) -> None:
-        rules = self._format.rules([tool], self._mark, parallel=False)
+        grammar = self._calls_of([tool], parallel=False, param=tool.param)
         try:
-            self._compiler.matcher(Grammar("lark", f"start: calls\n{rules}", tool.param))
+            self._compiler.matcher(grammar)
         except (InvalidGrammar, ServerFault) as error:
             raise UnsupportedSchema(
                 f"Invalid schema in '{tool.param}': not supported in the format '{self._format.name}' "

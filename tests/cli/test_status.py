@@ -119,3 +119,12 @@ def test_ps(emlxd, running):
     assert json.loads(emlxd("ps", "--json").stdout) == [REQUEST]
     running.answers["/admin/requests"] = {"requests": []}
     assert emlxd("ps").stdout == "No request is running.\n"
+
+
+def test_without_a_configuration_the_environment_says_where_the_daemon_is(emlxd, monkeypatch):
+    monkeypatch.setenv("EMLXD_SERVER__PORT", "1")
+    assert "No server answers at http://127.0.0.1:1" in emlxd("status").stderr
+    monkeypatch.setenv("EMLXD_SERVER__PORT", "many")
+    result = emlxd("status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("EMLXD_SERVER__PORT: 'many' is not a whole number")

@@ -12,9 +12,7 @@ from emlxd.errors import ModelFormatError, ModelNotFound, NoRoom, SourceError
 from emlxd.registry import Registry
 from emlxd.reload.change import Change
 from emlxd.reload.plan import plan
-from tests.residents import House, model, settle
-
-ON_DEMAND: dict[str, Any] = {"load": "on_demand"}
+from tests.residents import ON_DEMAND, House, model, settle
 
 
 async def loaded(house: House, *models: ModelSettings) -> Registry:

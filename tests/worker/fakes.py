@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from emlxd.core import TokenLogprob
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
+from emlxd.worker.model_thread import ModelThread
 
 # (prompt and answer so far) -> next token
 Rule = Callable[[Sequence[int]], int]
 VOCAB = 128
+
+
+def end_as_it_is_asked(worker: ModelThread[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next message on nobody reads what ``worker`` is sent. Undone, it can be closed."""
+    alive = iter([True, False])
+    monkeypatch.setattr(type(worker), "alive", property(lambda self: next(alive)))
+    monkeypatch.setattr(worker, "_inbox", queue.SimpleQueue())
 
 
 class FakePending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from emlxd.errors import ModelFormatError, QueueFull, RequestError, RequestTimed
 from emlxd.worker.gate import Gate
 from emlxd.worker.pooling import EmbeddingWorker, PoolingModel, RerankWorker
 from emlxd.worker.pooling_jobs import ROUND, SHARE
-from tests.worker.fakes import assert_freed_in_turn
+from tests.worker.fakes import assert_freed_in_turn, end_as_it_is_asked
 from tests.worker.test_worker import letters_tokenizer
 
 PROMPTS = {"query": "q", "document": ""}
@@ -259,9 +258,7 @@ async def test_texts_for_a_worker_that_ends_meanwhile(
 ) -> None:
     worker = make_worker()
     await worker.start()
-    alive = iter([True, False])
-    monkeypatch.setattr(EmbeddingWorker, "alive", property(lambda self: next(alive)))
-    monkeypatch.setattr(worker, "_inbox", queue.SimpleQueue())  # which nobody reads
+    end_as_it_is_asked(worker, monkeypatch)
     with pytest.raises(Unavailable):
         await asyncio.wait_for(worker.embed([[1]]), 20)
     monkeypatch.undo()

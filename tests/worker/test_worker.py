@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +27,7 @@ from emlxd.worker.load import Model
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.model_thread import LONG_TEXT
 from emlxd.worker.worker import Worker, WorkerOptions
-from tests.worker.fakes import FakeRunner, assert_freed_in_turn
+from tests.worker.fakes import FakeRunner, assert_freed_in_turn, end_as_it_is_asked
 
 LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
 END = LETTERS["."]
@@ -372,9 +371,7 @@ async def test_a_request_that_comes_as_the_worker_ends_is_answered(
 ) -> None:
     worker = make_worker()
     await worker.start()
-    alive = iter([True, False])
-    monkeypatch.setattr(Worker, "alive", property(lambda self: next(alive)))
-    monkeypatch.setattr(worker, "_inbox", queue.SimpleQueue())  # which nobody reads
+    end_as_it_is_asked(worker, monkeypatch)
     (failed,) = await read(worker.submit(request()))
     assert isinstance(failed, Failed) and failed.error.status == 503
     monkeypatch.undo()  # the worker is to be closed through its own
