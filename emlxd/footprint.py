@@ -33,6 +33,7 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
         keeps_quantized=here.keeps_quantized("keep" if quantize else settings.weights),
         fused_attention=here.gpu,
         decodes_fused=settings.compile and here.decodes_fused,
+        expands=here.expand_from is not None,
     )
     max_context = context_of(settings, path, facts.max_position, facts.usual_context)
     if pools:
@@ -57,6 +58,10 @@ def memory_use() -> dict[str, int]:
     return asdict(device_memory.memory_use())
 
 
-def apply_limits(settings: MemorySettings) -> None:
-    """Tells MLX of the budget. Call it before anything is loaded, and again when a reload changes it."""
-    device_memory.limit_memory(budget(settings), settings.buffer_cache_bytes)
+def apply_limits(settings: MemorySettings, activations: int = 0) -> None:
+    """Tells MLX of the budget. Call it before anything is loaded, and again when something changes.
+
+    ``activations`` are the bytes that loaded models are counted with for what their steps compute. What is
+    free of them between two steps stays with MLX: getting fresh memory can take longer than a step.
+    """
+    device_memory.limit_memory(budget(settings), activations + settings.buffer_cache_bytes)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FLOAT32: Final = 4  # bytes
 SCORE_COPIES: Final = 7  # score matrices alive at once where attention is made of plain operations
 TOKEN_COPIES: Final = 4  # widest rows of a layer alive at once for each token of a chunk
+LAYERS_AHEAD: Final = 2  # layers whose matrices are expanded at once
 LOGIT_COPIES: Final = 8  # rows of logits alive at once for each slot while it samples
 
 
@@ -24,12 +25,14 @@ class ComputeForm:
     """How a device holds and computes a model: bytes a value, and whether attention is one kernel.
 
     ``decodes_fused``: a decode step of some models is one kernel, with a copy of 4-bit weights' scales.
+    ``expands``: products with many rows expand quantised matrices.
     """
 
     itemsize: int
     keeps_quantized: bool
     fused_attention: bool
     decodes_fused: bool = False
+    expands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def _scale_bytes(tensor: StoredTensor, form: ComputeForm) -> int:
 def _prefill_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:
     chunk = min(sizes.prefill_chunk, sizes.max_context)
     rows = TOKEN_COPIES * chunk * facts.widest_row * form.itemsize
+    if form.expands and form.keeps_quantized:
+        rows += LAYERS_AHEAD * facts.packed_values * form.itemsize
     if form.fused_attention:
         return rows
     return max(rows, SCORE_COPIES * facts.heads * chunk * sizes.max_context * form.itemsize)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from emlxd import footprint, memory
-from emlxd.config import ModelSettings, PrefixCacheSettings, Settings, Source
+from emlxd.config import MemorySettings, ModelSettings, PrefixCacheSettings, Settings, Source
 from emlxd.core import SamplingParams
 from emlxd.errors import ModelFormatError
 from emlxd.footprint import predict
@@ -92,6 +92,28 @@ def test_the_bytes_of_a_folder_are_predicted(
     assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
     assert peak == pytest.approx(predicted.total, rel=0.1)
     assert left < active / 100
+
+
+def test_expanded_matrices_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, where a prompt expands those of two layers at a time."""
+    model, config = tiny.make_llama()
+    tiny.save(tmp_path, model, tiny.quantize(model, config, bits=4))
+    found = {}
+    for kind in ("metal", "cuda"):
+        monkeypatch.setattr(footprint, "current_device", lambda kind=kind: Device(kind))
+        settings = entry(tmp_path, prefill_chunk=512, slots=1)
+        found[kind] = predict(settings, tmp_path).activations
+    head_dim, hidden, inner = 16, 64, 96
+    values = (4 + 2 + 2 + 4) * head_dim * hidden + 3 * hidden * inner
+    assert found["cuda"] - found["metal"] == 2 * values * 2  # bytes of bfloat16
+
+
+def test_mlx_keeps_as_much_as_steps_take_and_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "set_cache_limit", limits.append)
+    footprint.apply_limits(MemorySettings(buffer_cache_bytes=5 * MiB))
+    footprint.apply_limits(MemorySettings(buffer_cache_bytes=5 * MiB), 3 * MiB)
+    assert limits == [5 * MiB, 8 * MiB]
 
 
 def weights_with_and_without_kernel(

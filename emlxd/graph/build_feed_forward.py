@@ -45,10 +45,13 @@ def _moe(take: Taker, spec: ModelSpec, experts: ExpertsSpec, prefix: str, activa
         spec=experts,
         router=router,
         correction=_correction(take, experts, prefix),
-        experts=Experts(
-            gate_up=_gate_up(take, spec, experts, prefix),
-            down=_projection(take, experts, prefix, "down_proj", hidden, experts.width),
-            activation=activation,
+        experts=take.evaluated(
+            Experts.of(
+                _gate_up(take, spec, experts, prefix),
+                _projection(take, experts, prefix, "down_proj", hidden, experts.width),
+                activation,
+                experts.chosen,
+            )
         ),
         shared=shared,
         shared_gate=take.linear(f"{prefix}.shared_expert_gate", 1, hidden) if experts.shared_gate else None,
@@ -87,10 +90,10 @@ def _projection(
     if take.has(f"{each[0]}.weight"):
         weight = take.evaluated(stack([take.matrix(stem, rows, columns) for stem in each]))
         bias = mx.stack([take.vector(f"{stem}.bias", rows) for stem in each]) if experts.bias else None
-        return ExpertLinear(weight, bias, delta)
+        return ExpertLinear(take.for_products(weight), bias, delta)
     weight = take.matrix(stem, experts.count, rows, columns)
     bias = take.vector(f"{stem}.bias", experts.count, rows) if experts.bias else None
-    return ExpertLinear(weight, bias, delta)
+    return ExpertLinear(take.for_products(weight), bias, delta)
 
 
 def _delta(

@@ -15,9 +15,11 @@ from emlxd.graph.cuda.fused_decoder import FusedDecoder
 from emlxd.graph.rope import FusedRope, Rope, TableRope
 from emlxd.graph.spec import RopeSpec
 from emlxd.graph.transformer import Transformer
+from emlxd.graph.weights import ExpandFrom
 
 Kind = Literal["metal", "cuda", "cpu"]
 MAX_LANES: Final = 8
+_EXPAND_FROM: Final = ExpandFrom(matrix=64, expert=8)  # measured: docs/benchmarks.md
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -40,6 +42,19 @@ class Device:
     def keeps_quantized(self, setting: str) -> bool:
         """Whether quantised weights stay so. MLX's quantised matmul on a CPU is slower than a dense one."""
         return setting == "keep" or (setting == "auto" and self.gpu)
+
+    @property
+    def expand_from(self) -> ExpandFrom | None:
+        """When products expand quantised matrices; None is never.
+
+        MLX's own products take as many times longer on CUDA as there are times more rows, nearly.
+        """
+        return _EXPAND_FROM if self.kind == "cuda" else None
+
+    @property
+    def prefills_by_layers(self) -> bool:
+        """Whether ``Transformer.prefill`` waits: MLX for CUDA takes gigabytes for what is still to come."""
+        return self.kind == "cuda"
 
     def attention(self, dtype: mx.Dtype, *, compile: bool) -> Attention:
         return CpuAttention(compile=compile) if self._plain(dtype) else FusedAttention()

@@ -27,15 +27,11 @@ class Linear:
         return self.delta.adapted(x, y, self.bias) if self.delta else y
 
     def _plain(self, x: mx.array) -> mx.array:
-        w = self.weight
-        if (q := w.quantization) and w.scales is not None:
-            y = mx.quantized_matmul(
-                x, w.data, w.scales, w.biases, group_size=q.group_size, bits=q.bits, mode=q.mode
-            )
-            return y if self.bias is None else y + self.bias
         if self.bias is None:
-            return x @ w.data.T
-        return mx.addmm(self.bias, x, w.data.T)
+            return self.weight.times(x)
+        if self.weight.quantization:
+            return self.weight.times(x) + self.bias
+        return mx.addmm(self.bias, x, self.weight.data.T)
 
     def with_rows(self, rows: mx.array) -> Linear:
         """Some of the outputs, or all in another order."""

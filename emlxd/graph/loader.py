@@ -47,7 +47,14 @@ def load_transformer(
     compute = device.dtype(dtype)
     keep = device.keeps_quantized("keep" if quantize else weights)
     adapted = open_adapters(adapters, spec, checkpoint.config, compute)
-    take = Taker(checkpoint, compute, keep_quantized=keep, requantize=quantize, adapters=adapted)
+    take = Taker(
+        checkpoint,
+        compute,
+        keep_quantized=keep,
+        requantize=quantize,
+        adapters=adapted,
+        expand_from=device.expand_from,
+    )
     with turn:
         embedding = Embedding(take.matrix("model.embed_tokens", spec.vocab_size, spec.hidden_size), compute)
         norm = take.norm("model.norm", spec.norm, spec.hidden_size)
@@ -63,6 +70,7 @@ def load_transformer(
         head=head,
         attention=device.attention(compute, compile=compile),
         adapters=adapted.chosen if adapted else Chosen(),
+        by_layers=device.prefills_by_layers,
     )
 
 

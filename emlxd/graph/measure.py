@@ -45,8 +45,9 @@ class ModelFacts:
     ``cached_values`` are what a token leaves in the K/V cache, all layers without a window together, and
     ``windows`` pairs windows with what it leaves in all layers that have this one; ``state_values`` and
     ``exact_values`` what a slot's states take whatever its length, the latter in float32. ``widest_row`` is
-    what the widest layer computes for a token. ``usual_context`` is what it reads unless told to read more,
-    None for all. ``decodes_fused``: of a kind that the decode kernel takes.
+    what the widest layer computes for a token, ``packed_values`` what a layer has in quantised matrices.
+    ``usual_context`` is what it reads unless told to read more, None for all. ``decodes_fused``: of a kind
+    that the decode kernel takes.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -60,6 +61,7 @@ class ModelFacts:
     exact_values: int = 0
     windows: tuple[tuple[int, int], ...] = ()
     decodes_fused: bool = False
+    packed_values: int = 0
 
     def kept_values(self, max_context: int, step_tokens: int) -> int:
         """What a slot keeps of its tokens, if a step computes up to ``step_tokens`` of them."""
@@ -78,9 +80,9 @@ def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence
     config = open_checkpoint(path).config
     spec = spec_of(config, str(path))
     if path.is_dir():
-        tensors = tensors_of_folder(path, config, quantize)
+        tensors = tuple(tensors_of_folder(path, config, quantize))
     else:
-        tensors = (_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
+        tensors = tuple(_of_gguf(info, quantize) for info in GgufFile(path).tensors.values())
     mixer = max(_mixer_row(spec, layer) for layer in spec.layers)
     kept = [(math.prod(one.shape), one, layer) for layer in spec.layers for one in spec.kept(layer, 1)]
     by_window: Counter[int | None] = Counter()
@@ -97,7 +99,14 @@ def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence
         vocab_size=spec.vocab_size,
         max_position=spec.max_position,
         decodes_fused=may_take(spec) and not adapters,
+        packed_values=_packed_values(tensors, spec),
     )
+
+
+def _packed_values(tensors: Sequence[StoredTensor], spec: ModelSpec) -> int:
+    """Of a layer, on average; neither the embedding nor the head is in one."""
+    ends = spec.vocab_size * spec.hidden_size
+    return sum(one.values for one in tensors if one.packed and one.values != ends) // len(spec.layers)
 
 
 def _mixer_row(spec: ModelSpec, layer: LayerSpec) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import mlx.core as mx
@@ -18,6 +18,20 @@ _SORTED_FROM: Final = 64  # rows from which reading each expert once pays for so
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is computed for which experts: ``of`` and ``rows`` int [...], and x [..., 1, in] beside them.
+
+    ``rows`` are those of the batch. ``at`` uint32 [...]: where in x each finds its input, None for its own
+    place. ``in_order``: ``of`` is sorted.
+    """
+
+    of: mx.array
+    rows: mx.array
+    at: mx.array | None = None
+    in_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLinear:
     """One projection of all experts: W [experts, out, in], bias [experts, out], and what adapters add."""
 
@@ -25,54 +39,71 @@ class ExpertLinear:
     bias: mx.array | None = None
     delta: Delta | None = None
 
-    def __call__(self, x: mx.array, experts: mx.array, rows: mx.array, in_order: bool) -> mx.array:
-        """x [..., 1, in], experts int [...], rows of the batch int [...] -> [..., 1, out]"""
-        y = self._plain(x, experts, in_order)
-        added = self.delta.of_experts(x, experts, rows) if self.delta else None
+    def __call__(self, x: mx.array, chosen: Chosen) -> mx.array:
+        """x [..., 1, in] -> [..., 1, out]"""
+        y = self._plain(x, chosen)
+        added = self.delta.of_experts(x, chosen.of, chosen.rows) if self.delta else None
         return y if added is None else y + added
 
-    def _plain(self, x: mx.array, experts: mx.array, in_order: bool) -> mx.array:
-        w = self.weight
-        if (q := w.quantization) and w.scales is not None:
+    def _plain(self, x: mx.array, chosen: Chosen) -> mx.array:
+        w, experts = self.weight, chosen.of
+        if (q := w.quantization) and w.scales is not None and not w.expands(experts.size):
             y = mx.gather_qmm(
                 x,
                 w.data,
                 w.scales,
                 w.biases,
+                lhs_indices=chosen.at,
                 rhs_indices=experts,
                 transpose=True,
                 group_size=q.group_size,
                 bits=q.bits,
                 mode=q.mode,
-                sorted_indices=in_order,
+                sorted_indices=chosen.in_order,
             )
         else:
-            y = mx.gather_mm(x, w.data.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=in_order)
+            data = w.dense(x.dtype).data.swapaxes(-1, -2)
+            y = mx.gather_mm(x, data, chosen.at, experts, sorted_indices=chosen.in_order)
         return y if self.bias is None else y + self.bias[experts][..., None, :]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """``gate_up`` is the gate and the linear part of every expert, in one projection or two."""
+    """``gate_up`` is the gate and the linear part of every expert, in one projection or two.
+
+    ``places`` is 0, 1, 2 ..., and ``tokens`` the token that each of them belongs to, uint32 [_SORTED_FROM]:
+    what a step of few tokens indexes its inputs with. Made once, since MLX would make them in every layer.
+    """
 
     gate_up: tuple[ExpertLinear, ...]
     down: ExpertLinear
     activation: Activation
+    places: mx.array
+    tokens: mx.array
+
+    @staticmethod
+    def of(
+        gate_up: tuple[ExpertLinear, ...], down: ExpertLinear, activation: Activation, chosen: int
+    ) -> Experts:
+        """``chosen`` of them for each token."""
+        places = mx.arange(_SORTED_FROM, dtype=mx.uint32)
+        return Experts(gate_up, down, activation, places, places // chosen)
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
         """x [B, L, D], chosen int [B, L, k] -> [B, L, k, D]"""
         rows = mx.broadcast_to(mx.arange(x.shape[0])[:, None, None], chosen.shape)
         if chosen.size < _SORTED_FROM:
-            return self._run(x[..., None, None, :], chosen, rows, False).squeeze(-2)
+            tokens, places = (at[: chosen.size].reshape(chosen.shape) for at in (self.tokens, self.places))
+            return self._run(x[..., None, None, :], Chosen(chosen, rows, tokens), places).squeeze(-2)
         order = mx.argsort(chosen.flatten())
         tokens = x.reshape(-1, 1, x.shape[-1])[order // chosen.shape[-1]]
-        out = self._run(tokens, chosen.flatten()[order], rows.flatten()[order], True)
+        out = self._run(tokens, Chosen(chosen.flatten()[order], rows.flatten()[order], in_order=True), None)
         return out[mx.argsort(order)].reshape(*chosen.shape, -1)
 
-    def _run(self, x: mx.array, experts: mx.array, rows: mx.array, in_order: bool) -> mx.array:
-        parts = [part(x, experts, rows, in_order) for part in self.gate_up]
+    def _run(self, x: mx.array, chosen: Chosen, places: mx.array | None) -> mx.array:
+        parts = [part(x, chosen) for part in self.gate_up]
         gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
-        return self.down(self.activation(gate, up), experts, rows, in_order)
+        return self.down(self.activation(gate, up), replace(chosen, at=places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +128,8 @@ class Moe:
     def idle_bytes(self, rows: int) -> int:
         """Bytes of the experts that none of ``rows`` chooses, on average if each chooses at random."""
         idle = (1 - self.spec.chosen / self.spec.count) ** rows
-        return round(idle * sum(array.nbytes for array in arrays_in(self.experts)))
+        experts = arrays_in((self.experts.gate_up, self.experts.down))
+        return round(idle * sum(array.nbytes for array in experts))
 
 
 Route = Callable[[mx.array, Moe], tuple[mx.array, mx.array]]
@@ -105,7 +137,11 @@ Route = Callable[[mx.array, Moe], tuple[mx.array, mx.array]]
 
 
 def _softmax(logits: mx.array, moe: Moe) -> tuple[mx.array, mx.array]:
-    return _best(mx.softmax(logits, axis=-1), moe)
+    spec = moe.spec
+    if not spec.normalize or spec.chosen == 1 or spec.groups > 1 or moe.correction is not None:
+        return _best(mx.softmax(logits, axis=-1), moe)
+    chosen, weights = _softmax_chosen(logits, moe)  # the same numbers with three operations fewer
+    return chosen, weights if spec.scale == 1.0 else weights * spec.scale
 
 
 def _sigmoid(logits: mx.array, moe: Moe) -> tuple[mx.array, mx.array]:

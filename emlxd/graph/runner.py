@@ -138,7 +138,7 @@ class MlxRunner:
         self._cache.give_states(self.slots)
         for row in rows:
             self._adapters.set(row.slot, row.adapter)
-        hidden = self._model.forward(tokens_of(rows), place, self._cache.layers)
+        hidden = self._model.prefill(tokens_of(rows), place, self._cache.layers)
         scores = [score(self._model, hidden[index], row.targets) for index, row in enumerate(rows)]
         barrier = hidden[:, -1, :1]
         last = [(index, row.slot, row.begin) for index, row in enumerate(rows) if row.begin]

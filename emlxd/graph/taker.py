@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.delta import Delta
 from emlxd.graph.layers import Linear, Norm, arrays_in
 from emlxd.graph.spec import NormSpec
-from emlxd.graph.weights import Quantization, Weight, quantize
+from emlxd.graph.weights import ExpandFrom, Quantization, Weight, quantize
 
 T = TypeVar("T")
 
@@ -33,12 +34,14 @@ class Taker:
         keep_quantized: bool,
         requantize: Quantization | None,
         adapters: Adapters | None = None,
+        expand_from: ExpandFrom | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._adapters = adapters
         self.dtype = dtype
         self._keep_quantized = keep_quantized
         self._requantize = requantize
+        self._expand_from = expand_from
         self._missing: list[str] = []
 
     def has(self, name: str) -> bool:
@@ -75,7 +78,14 @@ class Taker:
         vector = self.vector(f"{stem}.bias", rows) if bias else None
         delta = self._adapters.delta(stem, weight) if self._adapters else None
         self.evaluate(arrays_in(delta))
-        return Linear(weight, vector, delta)
+        return Linear(self.for_products(weight), vector, delta)
+
+    def for_products(self, weight: Weight) -> Weight:
+        """Told when to expand: a matrix, or a stack of them [experts, rows, columns]."""
+        if self._expand_from is None or weight.quantization is None:
+            return weight
+        limits, (*stack, _, _) = self._expand_from, weight.shape
+        return replace(weight, expand_from=limits.expert * stack[0] if stack else limits.matrix)
 
     def expert_delta(self, stems: Sequence[str], stem: str, rows: int, columns: int) -> Delta | None:
         """What adapters add to one projection of all experts: ``stem``, or each of ``stems``."""

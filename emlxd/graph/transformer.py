@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,7 @@ class Transformer:
     head: Linear
     attention: Attention
     adapters: Chosen
+    by_layers: bool = False
 
     def forward(
         self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None = None
@@ -81,12 +82,35 @@ class Transformer:
         With ``later`` recurrent states are not written yet, since it is not known how many of the tokens are
         right: for each state a function is put there, to be called with the ``lengths`` that hold.
         """
+        for x, _ in self._run(tokens, place, kept, later):
+            hidden = x
+        return hidden
+
+    def prefill(self, tokens: mx.array, place: Place, kept: LayerArrays) -> mx.array:
+        """``forward`` for many tokens, not to be compiled: ``by_layers`` it is computed on the way.
+
+        Then the host is one layer ahead of the device. If it is further ahead, what it has asked for in all
+        these layers takes memory at once.
+        """
+        before = None
+        for x, arrays in self._run(tokens, place, kept, None):
+            if self.by_layers:
+                mx.async_eval(x, *arrays)  # type: ignore[no-untyped-call]
+                if before is not None:
+                    mx.eval(before)
+            before = x
+        return x
+
+    def _run(
+        self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None
+    ) -> Iterator[tuple[mx.array, Sequence[mx.array]]]:
+        """What each layer gives, and keeps."""
         self.adapters.rows = place.adapters
         x = self.embedded(tokens)
         step = StepContext(self.spec, place, self.attention, later)
         for layer, arrays in zip(self.layers, kept, strict=True):
             x = layer(x, step, arrays)
-        return x
+            yield x, arrays
 
     def embedded(self, tokens: mx.array) -> mx.array:
         """int32 [...] -> [..., D]"""

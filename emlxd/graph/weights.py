@@ -18,13 +18,28 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpandFrom:
+    """From how many rows on a product is faster if what is quantised is expanded first.
+
+    ``matrix`` rows of a single matrix, ``expert`` rows of each of a stack, on average.
+    """
+
+    matrix: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a checkpoint. With ``scales`` it is quantised, and ``data`` is packed uint32."""
+    """A tensor of a checkpoint. With ``scales`` it is quantised, and ``data`` is packed uint32.
+
+    Products of ``expand_from`` rows and more, of a whole stack if it is one, expand it first.
+    """
 
     data: mx.array
     scales: mx.array | None = None
     biases: mx.array | None = None
     quantization: Quantization | None = None
+    expand_from: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,6 +47,21 @@ class Weight:
         if self.quantization is None:
             return tuple(self.data.shape)
         return (*self.data.shape[:-1], self.data.shape[-1] * 32 // self.quantization.bits)
+
+    def times(self, x: mx.array) -> mx.array:
+        """x W^T for a matrix [out, in]: [..., in] -> [..., out]"""
+        q = self.quantization
+        if q is None or self.scales is None:
+            return x @ self.data.T
+        if self.expands(x.size // x.shape[-1]):
+            return x @ self.dense(x.dtype).data.T
+        return mx.quantized_matmul(
+            x, self.data, self.scales, self.biases, group_size=q.group_size, bits=q.bits, mode=q.mode
+        )
+
+    def expands(self, rows: int) -> bool:
+        """Whether a product of so many rows is one with the expanded values."""
+        return self.expand_from is not None and rows >= self.expand_from
 
     def dense(self, dtype: mx.Dtype) -> Weight:
         """The same values, not quantised, in ``dtype``."""
@@ -80,11 +110,11 @@ def stack(weights: Sequence[Weight]) -> Weight:
 def _join(weights: Sequence[Weight], join: Callable[[list[mx.array]], mx.array]) -> Weight:
     scales = [weight.scales for weight in weights if weight.scales is not None]
     biases = [weight.biases for weight in weights if weight.biases is not None]
-    return Weight(
-        join([weight.data for weight in weights]),
-        join(scales) if scales else None,
-        join(biases) if biases else None,
-        weights[0].quantization,
+    return replace(
+        weights[0],
+        data=join([weight.data for weight in weights]),
+        scales=join(scales) if scales else None,
+        biases=join(biases) if biases else None,
     )
 
 

@@ -74,7 +74,8 @@ def tensors_of(oracle: Any) -> Tensors:
 def test_every_quantised_format_of_mlx(
     tmp_path: Path, mode: str, bits: int, group_size: int, weights: str
 ) -> None:
-    oracle, config = oracle_of("qwen3_moe")
+    # Wider than a group: MLX's product for CUDA is wrong where one group is all of a row.
+    oracle, config = oracle_of("qwen3_moe", hidden_size=2 * max(group_size, 32))
     own = {"group_size": 32, "bits": 8, "mode": "affine"}
 
     def settings_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
