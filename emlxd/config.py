@@ -85,7 +85,9 @@ class MemorySettings(Section):
         description="What all loaded models may take together: bytes, or a share of what the device has.",
     )
     buffer_cache_bytes: Size = Field(
-        default=128 * 1024 * 1024, ge=0, description="Freed buffers that MLX keeps to use again."
+        default=128 * 1024 * 1024,
+        ge=0,
+        description="Freed buffers that MLX keeps to use again, beyond the working memory of loaded models.",
     )
 
 

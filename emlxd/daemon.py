@@ -77,9 +77,12 @@ async def _run(
 
     if BLAS.hint:
         _log.warning(BLAS.hint)
-    footprint.apply_limits(settings.memory)
+    memory = settings.memory
+    footprint.apply_limits(memory)
     metrics = Metrics(device=device.current_device().kind)
-    registry = _make_registry(settings)
+    registry = _make_registry(
+        settings, changed=lambda: footprint.apply_limits(memory, registry.residents.activations)
+    )
     metrics.add_collector(Readings(registry, footprint.memory_use))
     tracer = open_tracer(settings.tracing.endpoint) if settings.tracing.endpoint else None
     front = Front(registry, metrics, tracer=tracer)
@@ -88,9 +91,11 @@ async def _run(
         swap = front.prepare(new)
 
         def put_in_force() -> None:
+            nonlocal memory
             swap()
             log.configure(new.log)
-            footprint.apply_limits(new.memory)
+            memory = new.memory
+            footprint.apply_limits(memory, registry.residents.activations)
             registry.stall_timeout = new.server.stall_timeout
 
         return put_in_force
@@ -141,7 +146,7 @@ async def _report_loading(
         await asyncio.sleep(REPORTED_EVERY)
 
 
-def _make_registry(settings: Settings) -> Registry:
+def _make_registry(settings: Settings, changed: Callable[[], None]) -> Registry:
     from emlxd import description, footprint
 
     gate = Gate()
@@ -155,7 +160,7 @@ def _make_registry(settings: Settings) -> Registry:
     async def describe(models: Sequence[ModelSettings]) -> Mapping[str, ModelCard]:
         return await run_in_thread(lambda: description.describe_all(models))
 
-    residents = Residents(footprint.budget(settings.memory), worker_for, prepare)
+    residents = Residents(footprint.budget(settings.memory), worker_for, prepare, changed=changed)
     return Registry(
         settings.models, residents, describe=describe, stall_timeout=settings.server.stall_timeout
     )

@@ -92,11 +92,14 @@ class Residents:
         make_worker: MakeWorker,
         prepare: Prepare,
         now: Callable[[], float] = time.monotonic,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``changed`` is called when a model has come or gone."""
         self.budget = budget
         self._prepare = prepare
         self._make_worker = make_worker
         self._now = now
+        self._changed = changed
         self._residents: list[Resident] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
@@ -111,6 +114,11 @@ class Residents:
     def used(self) -> int:
         """Bytes counted for all that is in memory."""
         return sum(resident.nbytes for resident in self._residents)
+
+    @property
+    def activations(self) -> int:
+        """Bytes of them that are for what steps compute."""
+        return sum(resident.needs.activations for resident in self._residents)
 
     @property
     def in_use(self) -> bool:
@@ -161,6 +169,7 @@ class Residents:
             await self._freed.wait()
         resident = Resident(settings, self._make_worker(settings), needs, self._now())
         self._residents.append(resident)
+        self._changed()
         return resident
 
     def _no_room(self, settings: ModelSettings, needs: Needs) -> NoRoom:
@@ -210,6 +219,7 @@ class Residents:
         except Exception:
             log.exception("a worker did not end in order", model=resident.settings.name)
         self._residents.remove(resident)
+        self._changed()
         self._keep_counts(resident)
         resident.gone.set()
         self._freed.set()

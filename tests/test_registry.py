@@ -21,9 +21,11 @@ from emlxd.errors import (
     Unavailable,
     UserError,
 )
+from emlxd.memory import Needs
 from emlxd.registry import LAST_RETRY, Registry
+from emlxd.residency import Residents
 from tests.fakes import fake_card
-from tests.residents import ON_DEMAND, House, model, settle, use
+from tests.residents import ON_DEMAND, House, StubWorker, model, settle, use
 
 # Loading
 
@@ -268,6 +270,27 @@ async def test_the_least_recently_used_idle_model_makes_room() -> None:
         await use(registry, name)
     await use(registry, "d")
     assert house.in_memory == ["a", "c", "d"]
+
+
+async def test_who_asks_is_told_what_steps_of_loaded_models_take() -> None:
+    """When they come, before they load, and when they are gone."""
+    told: list[int] = []
+
+    async def prepare(settings: ModelSettings) -> Needs:
+        return Needs(weights=10, activations=settings.prefill_chunk)
+
+    house = House()
+    residents = Residents(
+        1000,
+        lambda settings: StubWorker(settings, house),  # type: ignore[arg-type,return-value]
+        prepare,
+        changed=lambda: told.append(residents.activations),
+    )
+    registry = Registry([model("a"), model("b", prefill_chunk=70)], residents, stall_timeout=0)
+    await registry.load()
+    assert told == [100, 170]
+    await registry.close()
+    assert told[2:] in ([70, 0], [100, 0])
 
 
 @pytest.mark.parametrize(
