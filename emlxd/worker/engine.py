@@ -5,40 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from emlxd.core import Failed, TokenLogprob
 from emlxd.errors import EmlxdError, RequestTimedOut, ServerFault
-from emlxd.graph.batch import Begin, PrefillRow, StepOutput
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.worker.disk_cache import DiskCache
+from emlxd.worker.flights import Flight, Flights, Landed
 from emlxd.worker.mailbox import Mailbox
 from emlxd.worker.meters import Meters
 from emlxd.worker.pacer import PrefillPacer
 from emlxd.worker.prefix_reuse import PrefixReuse
-from emlxd.worker.runner import Pending, Runner
+from emlxd.worker.runner import Runner
 from emlxd.worker.scheduler import Chunk, Scheduler
 from emlxd.worker.sequence import Sequence
 
 log = structlog.get_logger(__name__)
 
 UNLIMITED: Final = 1 << 30
-WAITED: Final = 1e-3  # seconds: a read that took longer had to wait for the device
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A dispatched step and the sequences that its tokens belong to. ``chunks`` is what it prefills.
-
-    ``since`` is the time at which its dispatch began.
-    """
-
-    pending: Pending
-    rows: Rows[Sequence | None]
-    since: float
-    chunks: Rows[Chunk] = ()
 
 
 class Engine:
@@ -62,10 +49,8 @@ class Engine:
         self._now = now
         self._max_draft = max_draft
         self._requests: dict[str, list[Sequence]] = {}
-        self._flights: list[Flight] = []  # dispatched by the step before
-        self._launched: list[Flight] = []  # dispatched by this step
+        self._flights = Flights(pacer, now)
         self._ended: list[Sequence] = []  # which may still have a slot
-        self._busy_until = 0.0  # when the device was last known to compute a step
         self.prefixes = PrefixReuse(runner, disk, max_draft)
         self.meters = Meters()
 
@@ -107,20 +92,20 @@ class Engine:
     def step(self) -> None:
         """At most one slice of prefill and one decode step.
 
-        Both are dispatched before the tokens of the step before are read, so that the device computes
-        while the host detokenizes.
+        Both are dispatched as soon as the last step but one is over, and before its tokens are looked at:
+        while the host detokenizes, the device has a step to compute and another one to go on with.
         """
         self._end_late_requests()
         self._admit()
         if self._speculate():
             return
+        if self._scheduler.prefilling:  # a prompt can take long to dispatch
+            self._accept_landed()
         self._launch_prefill()
         self._launch_decode()
-        self._receive(self._flights)
-        self._flights, self._launched = self._launched, []
-        self._free_slots()
+        self._accept_landed()
         self.prefixes.spill()
-        self._mailbox.flush()
+        self._flights.land()
 
     def _end_late_requests(self) -> None:
         """Fails requests that take too long."""
@@ -151,7 +136,8 @@ class Engine:
                 lookup.learn(0)
             return False
         found = self._runner.verify([sequence.written for sequence in running], drafts, self._max_draft)
-        now = self._busy_until = self._now()
+        now = self._now()
+        self._flights.passed(now)
         self.meters.step_batch_size.observe(len(drafts))
         for sequence, tokens in zip(running, found, strict=True):
             sequence.dispatched += len(tokens)
@@ -184,10 +170,12 @@ class Engine:
         All running requests fail with ``error``. With ``shed`` only the newest one does, to make room, and
         the others are computed again. Raises what the runner raises if it cannot go on.
         """
+        with suppress(Exception):  # what else is broken is lost with the step
+            self._accept_landed()
         alive = [sequence for sequence in self._scheduler.running if not sequence.ended]
         running = sorted(alive, key=lambda sequence: sequence.order)
         failing = running[-1:] if shed else running
-        self._flights, self._launched = [], []
+        self._flights.clear()
         self._runner.reset()
         self.prefixes.clear()
         self._fail([sequence.request.id for sequence in failing], error)
@@ -245,7 +233,7 @@ class Engine:
             self.prefixes.keep_prompt(chunk.sequence)
         complete = [chunk.sequence for chunk in chunks if chunk.last]
         rows = [sequence for sequence in complete if sequence.request.max_tokens]
-        self._launched.append(Flight(pending, rows, since, chunks))
+        self._flights.launch(Flight(pending, rows, since, chunks))
 
     def _begins(self, chunks: Rows[Chunk]) -> dict[Sequence, Begin]:
         """How the sequences sample whose prompts end here. Where a grammar fails, its request does."""
@@ -277,7 +265,7 @@ class Engine:
         for row in rows:
             if row and not row.sequence.ended:
                 self.prefixes.keep_step(row.sequence, row.position + 1)
-        self._launched.append(Flight(pending, sequences, since))
+        self._flights.launch(Flight(pending, sequences, since))
 
     def _mask(self, sequence: Sequence | None) -> bytes | None:
         if sequence is None or sequence.ended:
@@ -289,41 +277,38 @@ class Engine:
             return None
 
     def _receive_all(self) -> None:
-        self._receive([*self._flights, *self._launched])
-        self._flights, self._launched = [], []
+        for landed in self._flights.all():
+            self._accept_tokens(landed)
 
-    def _receive(self, flights: Iterable[Flight]) -> None:
-        for flight in flights:
-            asked = self._now()
-            output = flight.pending.read()
-            now = self._now()
-            # The device began this step when it was dispatched or, if later, when the step before was over.
-            # If reading had to wait, it was over just now. If not, it was over earlier, nobody knows when.
-            began = max(self._busy_until, flight.since)
-            self._pacer.observe(sum(chunk.count for chunk in flight.chunks), now - began)
-            if now - asked > WAITED:
-                self._busy_until = now
-            self._receive_prompts(flight, output, now)
-            logprobs = output.logprobs or [None] * len(flight.rows)
-            for token, sequence, logprob in zip(output.tokens, flight.rows, logprobs, strict=True):
-                if sequence and not sequence.ended:
-                    self._accept(sequence, token, logprob, now)
+    def _accept_landed(self) -> None:
+        for landed in self._flights.landed():
+            self._accept_tokens(landed)
+        self._free_slots()
+        self._mailbox.flush()
 
-    def _receive_prompts(self, flight: Flight, output: StepOutput, now: float) -> None:
+    def _accept_tokens(self, landed: Landed) -> None:
+        self._receive_prompts(landed)
+        rows, output = landed.flight.rows, landed.output
+        logprobs = output.logprobs or [None] * len(rows)
+        for token, sequence, logprob in zip(output.tokens, rows, logprobs, strict=True):
+            if sequence and not sequence.ended:
+                self._accept(sequence, token, logprob, landed.at)
+
+    def _receive_prompts(self, landed: Landed) -> None:
         """Delivers the prompts' log-probabilities, and ends requests that want no tokens."""
-        for row, chunk in enumerate(flight.chunks):
+        for row, chunk in enumerate(landed.flight.chunks):
             sequence = chunk.sequence
             if sequence.ended:
                 continue
             if sequence.scores_prompt:
-                sequence.scores += output.scores[row]
+                sequence.scores += landed.output.scores[row]
             if not chunk.last:
                 continue
             if sequence.scores_prompt:
                 self._mailbox.put(sequence.generation, sequence.scored())
             if not sequence.request.max_tokens:
-                sequence.clock.first_token = now
-                self._mailbox.put(sequence.generation, sequence.finished("length", now))
+                sequence.clock.first_token = landed.at
+                self._mailbox.put(sequence.generation, sequence.finished("length", landed.at))
                 self._end(sequence)
 
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:

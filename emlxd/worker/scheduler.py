@@ -62,6 +62,10 @@ class Scheduler:
     def decoding(self) -> bool:
         return any(sequence.decoding for sequence in self.running)
 
+    @property
+    def prefilling(self) -> bool:
+        return any(sequence.prompt_left for sequence in self.running)
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 

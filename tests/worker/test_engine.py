@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from emlxd.core import Failed, Finished, GenerateRequest, PromptScored
 from emlxd.errors import ServerFault
-from tests.worker.fakes import VOCAB
+from tests.worker.fakes import VOCAB, FakePending
 from tests.worker.harness import Harness
 
 
@@ -49,13 +49,21 @@ def test_one_request_gets_its_answer_and_its_counts() -> None:
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (10, len(tokens))
 
 
-def test_the_next_step_is_dispatched_before_the_last_is_read() -> None:
+def test_a_step_is_dispatched_while_one_runs_and_before_the_tokens_of_another_are_looked_at() -> None:
     harness = Harness(lambda tokens: 5)
-    listener = harness.submit(request(1, [1, 2], max_tokens=3))
+    listener = harness.submit(request(1, [1, 2], max_tokens=5))
+    decode, heard = harness.runner.decode, []
+
+    def listening(positions: Sequence[int | None]) -> FakePending:
+        heard.append(listener.text)
+        return decode(positions)
+
+    harness.runner.decode = listening  # type: ignore[method-assign]
+    for _ in range(3):
+        harness.step()
+    assert heard == ["", "", ""] and listener.text == "5 5 "  # the prompt's token, and the first step's
     harness.step()
-    assert harness.runner.batches == [1] and not listener.events
-    harness.step()
-    assert harness.runner.batches == [1, 1] and listener.text == "5 5 "
+    assert heard[3:] == ["5 5 "] and listener.text == "5 5 5 "
 
 
 def test_no_step_is_dispatched_past_max_tokens() -> None:
