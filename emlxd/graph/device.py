@@ -19,7 +19,7 @@ from emlxd.graph.weights import ExpandFrom
 
 Kind = Literal["metal", "cuda", "cpu"]
 MAX_LANES: Final = 8
-_EXPAND_FROM: Final = ExpandFrom(matrix=64, expert=8)  # measured: docs/benchmarks.md
+_EXPAND_FROM: Final = ExpandFrom(matrix=128, expert=12)  # measured: docs/benchmarks.md
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 

@@ -98,7 +98,7 @@ def test_only_cuda_expands(tmp_path: Path) -> None:
     folder = quantised(tmp_path, "llama")
     for kind in ("cpu", "metal"):
         assert load(folder, kind).layers[0].feed_forward.down.weight.expand_from is None  # type: ignore[attr-defined]
-    assert load(folder, "cuda").layers[0].feed_forward.down.weight.expand_from == 64  # type: ignore[attr-defined]
+    assert load(folder, "cuda").layers[0].feed_forward.down.weight.expand_from == 128  # type: ignore[attr-defined]
 
 
 @contextmanager
