@@ -170,8 +170,9 @@ class Engine:
         All running requests fail with ``error``. With ``shed`` only the newest one does, to make room, and
         the others are computed again. Raises what the runner raises if it cannot go on.
         """
-        with suppress(Exception):  # what else is broken is lost with the step
-            self._accept_landed()
+        with suppress(Exception):  # what was read before, unless that needs what is broken
+            for landed in self._flights.landed():
+                self._accept_tokens(landed)
         alive = [sequence for sequence in self._scheduler.running if not sequence.ended]
         running = sorted(alive, key=lambda sequence: sequence.order)
         failing = running[-1:] if shed else running
@@ -179,7 +180,9 @@ class Engine:
         self._runner.reset()
         self.prefixes.clear()
         self._fail([sequence.request.id for sequence in failing], error)
-        self._free_slots()
+        for sequence in self._ended:
+            self._scheduler.remove(sequence)  # nobody moves: the runner has forgotten all slots
+        self._ended.clear()
         self._mailbox.flush()
         self._scheduler.requeue()
 
