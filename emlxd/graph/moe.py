@@ -18,14 +18,14 @@ _SORTED_FROM: Final = 64  # rows from which reading each expert once pays for so
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is computed for which experts: ``of`` and ``rows`` int [...], and x [..., 1, in] beside them.
+class Routed:
+    """What goes through which ``experts``, int [...], from x [..., 1, in] beside them.
 
-    ``rows`` are those of the batch. ``at`` uint32 [...]: where in x each finds its input, None for its own
-    place. ``in_order``: ``of`` is sorted.
+    ``rows`` int [...] are those of the batch. ``at`` uint32 [...]: where in x each finds its input, None for
+    its own place. ``in_order``: ``experts`` is sorted.
     """
 
-    of: mx.array
+    experts: mx.array
     rows: mx.array
     at: mx.array | None = None
     in_order: bool = False
@@ -39,31 +39,31 @@ class ExpertLinear:
     bias: mx.array | None = None
     delta: Delta | None = None
 
-    def __call__(self, x: mx.array, chosen: Chosen) -> mx.array:
+    def __call__(self, x: mx.array, routed: Routed) -> mx.array:
         """x [..., 1, in] -> [..., 1, out]"""
-        y = self._plain(x, chosen)
-        added = self.delta.of_experts(x, chosen.of, chosen.rows) if self.delta else None
+        y = self._plain(x, routed)
+        added = self.delta.of_experts(x, routed.experts, routed.rows) if self.delta else None
         return y if added is None else y + added
 
-    def _plain(self, x: mx.array, chosen: Chosen) -> mx.array:
-        w, experts = self.weight, chosen.of
+    def _plain(self, x: mx.array, routed: Routed) -> mx.array:
+        w, experts = self.weight, routed.experts
         if (q := w.quantization) and w.scales is not None and not w.expands(experts.size):
             y = mx.gather_qmm(
                 x,
                 w.data,
                 w.scales,
                 w.biases,
-                lhs_indices=chosen.at,
+                lhs_indices=routed.at,
                 rhs_indices=experts,
                 transpose=True,
                 group_size=q.group_size,
                 bits=q.bits,
                 mode=q.mode,
-                sorted_indices=chosen.in_order,
+                sorted_indices=routed.in_order,
             )
         else:
             data = w.dense(x.dtype).data.swapaxes(-1, -2)
-            y = mx.gather_mm(x, data, chosen.at, experts, sorted_indices=chosen.in_order)
+            y = mx.gather_mm(x, data, routed.at, experts, sorted_indices=routed.in_order)
         return y if self.bias is None else y + self.bias[experts][..., None, :]
 
 
@@ -94,16 +94,16 @@ class Experts:
         rows = mx.broadcast_to(mx.arange(x.shape[0])[:, None, None], chosen.shape)
         if chosen.size < _SORTED_FROM:
             tokens, places = (at[: chosen.size].reshape(chosen.shape) for at in (self.tokens, self.places))
-            return self._run(x[..., None, None, :], Chosen(chosen, rows, tokens), places).squeeze(-2)
+            return self._run(x[..., None, None, :], Routed(chosen, rows, tokens), places).squeeze(-2)
         order = mx.argsort(chosen.flatten())
         tokens = x.reshape(-1, 1, x.shape[-1])[order // chosen.shape[-1]]
-        out = self._run(tokens, Chosen(chosen.flatten()[order], rows.flatten()[order], in_order=True), None)
+        out = self._run(tokens, Routed(chosen.flatten()[order], rows.flatten()[order], in_order=True), None)
         return out[mx.argsort(order)].reshape(*chosen.shape, -1)
 
-    def _run(self, x: mx.array, chosen: Chosen, places: mx.array | None) -> mx.array:
-        parts = [part(x, chosen) for part in self.gate_up]
+    def _run(self, x: mx.array, routed: Routed, places: mx.array | None) -> mx.array:
+        parts = [part(x, routed) for part in self.gate_up]
         gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
-        return self.down(self.activation(gate, up), replace(chosen, at=places))
+        return self.down(self.activation(gate, up), replace(routed, at=places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ def operations(arrays: list[mx.array]) -> int:
 
     Not quite kernels, which MLX does not count: an operation may be more than one, or copy its input first.
     """
+    return sum(name not in VIEWS for name in primitives(arrays))
+
+
+def primitives(arrays: list[mx.array]) -> list[str]:
+    """What MLX calls each operation and view that it takes to compute ``arrays``."""
     graph = io.StringIO()
     mx.export_to_dot(graph, *arrays)
-    return sum(name not in VIEWS for name in _PRIMITIVE.findall(graph.getvalue()))
+    return _PRIMITIVE.findall(graph.getvalue())

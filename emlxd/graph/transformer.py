@@ -92,14 +92,15 @@ class Transformer:
         Then the host is one layer ahead of the device. If it is further ahead, what it has asked for in all
         these layers takes memory at once.
         """
+        if not self.by_layers:
+            return self.forward(tokens, place, kept)
         before = None
-        for x, arrays in self._run(tokens, place, kept, None):
-            if self.by_layers:
-                mx.async_eval(x, *arrays)  # type: ignore[no-untyped-call]
-                if before is not None:
-                    mx.eval(before)
-            before = x
-        return x
+        for hidden, arrays in self._run(tokens, place, kept, None):
+            mx.async_eval(hidden, *arrays)  # type: ignore[no-untyped-call]
+            if before is not None:
+                mx.eval(before)
+            before = hidden
+        return hidden
 
     def _run(
         self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None
