@@ -33,7 +33,12 @@ def chosen(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def use(environ: Mapping[str, str] = os.environ) -> None:
-    """Makes the device MLX's default in every thread. Raises ValueError as ``chosen`` does."""
+    """Makes the device MLX's default in every thread. Raises ValueError as ``chosen`` does.
+
+    float32 is then float32: CUDA's products would take their factors as TF32, which is so coarse that a token
+    may get other experts.
+    """
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
     mx.set_default_device(DEVICES[chosen(environ)])
 
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mlx.core as mx
 import pytest
 
 from emlxd.core import SamplingParams
-from emlxd.graph.checkpoint import open_checkpoint
-from emlxd.graph.device import current_device
-from emlxd.graph.loader import load_transformer
 from tests import agreement, device
-from tests.agreement import (
-    GREEDY,
-    assert_drawn,
-    assert_greedy,
-    assert_same,
-    bound,
-    chooses_experts,
-    close,
-)
-from tests.graph import tiny
-from tests.graph.tiny_families import oracle_of
+from tests.agreement import GREEDY, assert_drawn, assert_greedy, assert_same, bound, close
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -33,8 +18,8 @@ def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_every_device_and_dtype_has_its_tolerance(named: str, dtype: mx.Dtype) -> None:
-    row = agreement.TOLERANCES[named, dtype]
+def test_every_dtype_has_its_tolerance(named: str, dtype: mx.Dtype) -> None:
+    row = agreement.TOLERANCES[dtype]
     expected = mx.array([10.0, -1.0, 0.0])
     assert close(expected + 9.9 * row, expected, dtype=dtype)
     assert not close(expected + 10.2 * row, expected, dtype=dtype)
@@ -47,22 +32,6 @@ def test_numbers_of_another_shape_or_none_at_all_are_not_close() -> None:
     assert not close([1.0, float("nan")], [1.0, 2.0])
     with pytest.raises(AssertionError):
         close([1.0], [1.0, 1.0])
-
-
-def test_where_experts_are_chosen_a_tenth_may_be_wrong_on_a_gpu(named: str) -> None:
-    expected = mx.ones((20, 4))
-    one_off, two_off, three_off = (mx.where(mx.arange(20)[:, None] < n, 2.0, expected) for n in (1, 2, 3))
-    assert not close(one_off, expected)
-    assert close(two_off, expected, routed=True) == (named == "gpu")
-    assert not close(three_off, expected, routed=True)
-
-
-def test_both_libraries_models_are_asked_whether_they_choose_experts(tmp_path: Path) -> None:
-    for family, chooses in (("qwen3_moe", True), ("qwen3", False)):
-        oracle, config = oracle_of(family)
-        checkpoint = open_checkpoint(tiny.save(tmp_path / family, oracle, config))
-        model = load_transformer(checkpoint, current_device(), max_context=64)
-        assert chooses_experts(oracle) == chooses_experts(model) == chooses
 
 
 class Ladder:
@@ -85,7 +54,7 @@ def test_greedy_tokens_are_the_oracle_s(named: str) -> None:
 
 
 def test_on_a_gpu_either_of_two_tokens_within_the_tolerance_is_right(named: str) -> None:
-    oracle = Ladder(gap=1e-3 * 10)
+    oracle = Ladder(gap=2e-5 * 10)
     if named == "gpu":
         assert_greedy(oracle, [1, 2], [3, 5, 6])
         assert_same([3, 5, 6], [4, 5, 7], oracle, [1, 2])

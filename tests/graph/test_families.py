@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from emlxd.graph.loader import load_transformer
 from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.runner import MlxRunner
 from emlxd.graph.transformer import Transformer
-from tests import agreement, device
-from tests.agreement import assert_greedy, chooses_experts
+from tests import device
+from tests.agreement import assert_greedy, close, oracle_logits
 from tests.device import only_on_cpu
 from tests.graph import tiny
 from tests.graph.test_parity import generate
@@ -51,7 +50,7 @@ class Corrected(ernie4_5_moe.Ernie4_5_MoeMLP):  # type: ignore[misc]
 @pytest.mark.parametrize("module", ["mlp.moe_statics", "mlp.gate.moe_statics"])
 def test_ernie_chooses_experts_with_their_correction(tmp_path: Path, module: str) -> None:
     oracle, config = oracle_of("ernie4_5_moe")
-    plain = oracle(mx.array([PROMPT]))[0]
+    plain = oracle_logits(oracle, PROMPT)
     biases = {}
     for number, layer in enumerate(oracle.layers):
         if hasattr(layer.mlp, "switch_mlp"):
@@ -61,10 +60,10 @@ def test_ernie_chooses_experts_with_their_correction(tmp_path: Path, module: str
     for number, layer in enumerate(oracle.layers):
         if (bias := biases.get(f"model.layers.{number}.{module}.e_score_correction_bias")) is not None:
             layer.mlp.__class__, layer.mlp.bias = Corrected, bias
-    expected = oracle(mx.array([PROMPT]))[0]
+    expected = oracle_logits(oracle, PROMPT)
     model = load_transformer(open_checkpoint(folder), current_device(), max_context=CONTEXT, dtype="float32")
     assert_prefill_agrees(model, expected)
-    assert not agreement.close(plain, expected, routed=True)
+    assert not close(plain, expected)
 
 
 def test_every_family_has_a_row() -> None:
@@ -78,8 +77,7 @@ def test_a_family_computes_what_mlx_lm_computes(tmp_path: Path, family: str, kin
     oracle, config = oracle_of(family)
     checkpoint = open_checkpoint(tiny.save(tmp_path, oracle, config, shards=2))
     model = load_transformer(checkpoint, Device(kind), max_context=CONTEXT, dtype="float32")
-    expected = oracle(mx.array([PROMPT]))[0].astype(mx.float32)
-    assert_prefill_agrees(model, expected)
+    assert_prefill_agrees(model, oracle_logits(oracle, PROMPT))
     assert_decode_agrees(model, oracle)
 
 
@@ -148,7 +146,7 @@ def test_a_quantised_folder_of_a_recurrent_family(tmp_path: Path, family: str) -
         checkpoint, current_device(), max_context=CONTEXT, dtype="float32", weights="keep"
     )
     assert any(array.dtype == mx.uint32 for array in model.arrays())
-    assert_prefill_agrees(model, oracle(mx.array([PROMPT]))[0])
+    assert_prefill_agrees(model, oracle_logits(oracle, PROMPT))
 
 
 def published(family: str, name: str, tensor: mx.array) -> dict[str, mx.array]:
@@ -191,7 +189,7 @@ def assert_folder_agrees(
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     model = load_transformer(open_checkpoint(folder), current_device(), max_context=CONTEXT, dtype="float32")
-    assert_prefill_agrees(model, oracle(mx.array([PROMPT]))[0])
+    assert_prefill_agrees(model, oracle_logits(oracle, PROMPT))
 
 
 def assert_prefill_agrees(model: Transformer, expected: mx.array) -> None:
@@ -205,7 +203,6 @@ def assert_prefill_agrees(model: Transformer, expected: mx.array) -> None:
         tokens = mx.array([row + [0] * (length - len(row)) for row in rows])
         return model.logits(model.forward(tokens, place, cache.layers))
 
-    close = partial(agreement.close, routed=chooses_experts(model))
     assert close(logits([1], [0], [PROMPT])[0], expected)
     for start in range(0, 40, 16):
         piece = PROMPT[start : min(start + 16, 40)]

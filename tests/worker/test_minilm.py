@@ -15,7 +15,7 @@ from emlxd.sources import locate
 from emlxd.worker.gate import Gate
 from emlxd.worker.make import make_worker
 from emlxd.worker.pooling import EmbeddingWorker
-from tests.agreement import close, tolerance
+from tests.agreement import TOLERANCES, close
 from tests.minilm import DATA, SENTENCES
 
 SHIPPED = Path(__file__).parents[2] / "config" / "config.yaml"
@@ -45,6 +45,6 @@ async def test_vectors_are_those_of_sentence_transformers(worker: EmbeddingWorke
     assert np.linalg.norm(made, axis=1) == pytest.approx(1.0, abs=1e-5)
     dtype = current_device().dtype("auto")
     cosines = (made * expected).sum(axis=1) / np.linalg.norm(expected, axis=1)
-    assert cosines.min() >= 1 - max(1e-4, tolerance(dtype) ** 2)
+    assert cosines.min() >= 1 - max(1e-4, TOLERANCES[dtype] ** 2)
     assert close(made, expected, on_cpu=1e-4, dtype=dtype)
     assert made[0] @ made[1] > 0.5 > made[0] @ made[2]
