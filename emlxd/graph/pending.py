@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import mlx.core as mx
@@ -18,13 +19,16 @@ class Pending:
 
     def __init__(
         self,
-        tokens: mx.array,
+        tokens: Sequence[mx.array],
         wanted: Sequence[int | None],
         logprobs: Logprobs | None = None,
         scores: Sequence[Sequence[Scored]] = (),
         barrier: mx.array | None = None,
     ) -> None:
-        """``wanted`` has an entry for each row: how many likely tokens it asks for, None for no logprobs."""
+        """``tokens`` int32 arrays, together at least one for each row.
+
+        ``wanted`` has an entry for each row: how many likely tokens it asks for, None for no logprobs.
+        """
         self._tokens = tokens
         self._wanted = wanted
         self._logprobs = logprobs
@@ -35,7 +39,8 @@ class Pending:
         """Waits for the step."""
         if self._barrier is not None:
             mx.eval(self._barrier)
-        tokens = cast("list[int]", self._tokens.tolist())[: len(self._wanted)]
+        parts = (cast("list[int]", part.tolist()) for part in self._tokens)
+        tokens = list(chain.from_iterable(parts))[: len(self._wanted)]
         logprobs = self._logprobs.rows(tokens, self._wanted) if self._logprobs else None
         scores = [[one for part in row for one in part.read()] for row in self._scores]
         return StepOutput(tokens, logprobs, scores)

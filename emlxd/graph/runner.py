@@ -144,14 +144,14 @@ class MlxRunner:
         last = [(index, row.slot, row.begin) for index, row in enumerate(rows) if row.begin]
         if not last:
             self._dispatch(barrier)
-            return Pending(mx.zeros((0,), mx.int32), [], scores=scores, barrier=barrier)
+            return Pending([], [], scores=scores, barrier=barrier)
         ends = mx.array([len(rows[index].tokens) - 1 for index, _, _ in last], dtype=mx.int32)
         at = mx.array([index for index, _, _ in last], dtype=mx.int32)
         positions = place.starts[at] + ends
         begins = [(slot, begin) for _, slot, begin in last]
         first, found = self._begin(begins, self._model.logits(hidden[at, ends]), positions)
         self._dispatch(barrier, first)
-        return Pending(first, [begin.sampling.logprobs for _, begin in begins], found, scores, barrier)
+        return Pending([first], [begin.sampling.logprobs for _, begin in begins], found, scores, barrier)
 
     def _begin(
         self, begins: Sequence[tuple[int, Begin]], logits: mx.array, positions: mx.array
@@ -236,8 +236,9 @@ class MlxRunner:
         self._tokens = sampled.tokens
         self._sampling.replace_counts(sampled.counts)
         found = sampled.logprobs
-        self._dispatch(*state, *([found.chosen, found.top_tokens, found.top] if found else []))
-        return Pending(self._tokens, [self._sampling.params(slot).logprobs for slot in range(rows)], found)
+        likely = [found.chosen, found.top_tokens, found.top] if found else []
+        self._dispatch(*state, *sampled.parts, *likely)
+        return Pending(sampled.parts, [self._sampling.params(slot).logprobs for slot in range(rows)], found)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copies the K/V of a slot's first ``tokens`` positions, and its states, to another slot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from emlxd.graph.attention import Place
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
+from emlxd.graph.cuda.pairs import in_pairs
 from emlxd.graph.kv_cache import KVCache, LayerArrays
 from emlxd.graph.sampling import Logprobs, Rows, SamplingMode, logprobs, sample
 from emlxd.graph.step_context import Advance
@@ -18,20 +19,27 @@ from emlxd.graph.transformer import Transformer
 Forward = Callable[[mx.array, Rows, LayerArrays], tuple[mx.array, LayerArrays]]
 """Tokens, ``StepRows.arrays`` and what the layers keep -> logits and what they keep then."""
 
+Split = Callable[[mx.array, int], list[mx.array]]
+"""Tokens int32 [slots] and how many of them are a step's -> ``Sampled.parts``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What sampling gives: ``tokens`` int32 [slots] for the next step, and what else its mode asks for."""
+    """What sampling gives: ``tokens`` int32 [slots] for the next step, and what else its mode asks for.
+
+    ``parts`` is for the host: int32 arrays that together begin with the tokens of the step's rows.
+    """
 
     tokens: mx.array
+    parts: Sequence[mx.array]
     logprobs: Logprobs | None = None
     counts: mx.array | None = None
 
     @staticmethod
-    def of(arrays: Mapping[str, mx.array]) -> Sampled:
+    def of(arrays: Mapping[str, mx.array], parts: Sequence[mx.array]) -> Sampled:
         """From the form in which they leave a compiled function."""
         found = Logprobs(arrays["chosen"], arrays["top_tokens"], arrays["top"]) if "top" in arrays else None
-        return Sampled(arrays["tokens"], found, arrays.get("counts"))
+        return Sampled(arrays["tokens"], parts, found, arrays.get("counts"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ class DecodeSteps:
         """``fused`` computes the forward pass of the steps that it takes."""
         self._model = model
         self._fused = fused
+        self._split = in_pairs if fused else _whole
         self._compile = compile
         self._built: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.traces = 0
@@ -86,9 +95,9 @@ class DecodeSteps:
         The cache's arrays are replaced: nothing else may hold the old ones when the result is evaluated, or
         each would be copied.
         """
-        run = self._build(("step", mode, rows.shape), lambda: _joined(self._forward(rows), mode))
-        sampled, after, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
-        return Sampled.of(sampled), after
+        run = self._build(("step", mode, rows.shape), lambda: _joined(self._forward(rows), mode, self._split))
+        sampled, parts, after, cache.layers = run(tokens, rows.arrays, dict(slots), cache.layers)
+        return Sampled.of(sampled, parts), after
 
     def forward(self, rows: StepRows, tokens: mx.array, cache: KVCache) -> mx.array:
         """The first half of a step, whose masks are not known yet: logits float32 [b, vocab]."""
@@ -102,7 +111,8 @@ class DecodeSteps:
     ) -> Sampled:
         """The second half."""
         key = ("sample", mode, positions.shape[0])
-        return Sampled.of(self._build(key, lambda: _sample(mode))(logits, tokens, positions, dict(slots)))
+        sampled = self._build(key, lambda: _sample(mode))(logits, tokens, positions, dict(slots))
+        return Sampled.of(sampled, [sampled["tokens"]])
 
     def verify(
         self,
@@ -140,17 +150,22 @@ class DecodeSteps:
         return self._built[key]
 
 
-def _joined(forward: Forward, mode: SamplingMode) -> Callable[..., Any]:
+def _joined(forward: Forward, mode: SamplingMode, split: Split) -> Callable[..., Any]:
     pick = _sample(mode)
 
     def step(
         tokens: mx.array, rows: Rows, slots: Rows, kept: LayerArrays
-    ) -> tuple[dict[str, mx.array], mx.array, LayerArrays]:
+    ) -> tuple[dict[str, mx.array], list[mx.array], mx.array, LayerArrays]:
+        positions = rows["positions"]
         logits, kept = forward(tokens, rows, kept)
-        sampled = pick(logits, tokens, rows["positions"], slots)
-        return sampled, rows["positions"] + rows["lengths"], kept
+        sampled = pick(logits, tokens, positions, slots)
+        return sampled, split(sampled["tokens"], positions.shape[0]), positions + rows["lengths"], kept
 
     return step
+
+
+def _whole(tokens: mx.array, count: int) -> list[mx.array]:
+    return [tokens]
 
 
 def _place(rows: Rows, length: int, window: int, lengths: mx.array | None) -> Place:

@@ -11,17 +11,21 @@ import mlx.core as mx
 import pytest
 from structlog.testing import capture_logs
 
+from emlxd.core import SamplingParams
 from emlxd.graph import random_model
 from emlxd.graph.attention import Place
+from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.checkpoint import open_checkpoint
 from emlxd.graph.cuda import fused_decoder, table
 from emlxd.graph.cuda.fused_decoder import FusedDecoder
+from emlxd.graph.cuda.pairs import in_pairs
 from emlxd.graph.cuda.shape import SHARED_BYTES, DecoderShape, Format, KernelShape, places_of
 from emlxd.graph.cuda.support import blocks_of
 from emlxd.graph.cuda.table import Phase, Table
 from emlxd.graph.device import Device, current_device
 from emlxd.graph.kv_cache import empty_layers
 from emlxd.graph.loader import load_transformer
+from emlxd.graph.runner import MlxRunner
 from emlxd.graph.transformer import Transformer
 from tests import device
 from tests.graph.cuda_on_cpu import kernels as cuda_on_cpu
@@ -281,3 +285,27 @@ def test_a_row_that_does_not_decode_writes_nothing(pair: Pair) -> None:
         for array in (keys, values):
             assert mx.abs(array[0, :, 3]).max().item() > 0
             assert mx.abs(array[1]).max().item() == 0
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_tokens_come_in_pairs(count: int) -> None:
+    tokens = mx.arange(100, 148, dtype=mx.int32)
+    pairs = in_pairs(tokens, count)
+    assert {(pair.shape, pair.dtype) for pair in pairs} == {((2,), mx.int32)}
+    assert [token for pair in pairs for token in pair.tolist()][:count] == tokens[:count].tolist()
+    assert len(pairs) == (count + 1) // 2
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("kernels")
+def test_a_runner_reads_the_tokens_that_it_goes_on_with(pair: Pair) -> None:
+    fused = FusedDecoder.of(pair.model, slots=4, max_context=CONTEXT)
+    compile = fused_decoder.on_hopper()  # a kernel on a CPU cannot be traced
+    runner = MlxRunner(pair.model, slots=4, max_context=CONTEXT, compile=compile, fused=fused)
+    greedy = Begin(SamplingParams(temperature=0.0), (1, 2))
+    runner.prefill([PrefillRow(slot, 0, (1, 2 + slot), greedy) for slot in range(3)])
+    for position in (2, 3):
+        step = runner.decode([position] * 3)
+        assert step.read().tokens == runner._tokens[:3].tolist()

@@ -22,6 +22,7 @@ PTX: Final = (files("emlxd.graph.cuda") / "ptx.cuh").read_text()
 SHARED: Final = "extern __shared__ __align__(16) unsigned char shared[];"
 TYPES: Final = {
     mx.bfloat16: "__nv_bfloat16",
+    mx.float32: "float",
     mx.int32: "int",
     mx.uint64: "unsigned long long",
     mx.uint8: "unsigned char",
@@ -55,8 +56,7 @@ def cuda_kernel(
     ensure_row_contiguous: bool = True,
     shared_memory: int = 0,
 ) -> Callable[..., list[mx.array]]:
-    """As MLX's. One output, float32."""
-    (output,) = output_names
+    """As MLX's."""
 
     def run(
         *,
@@ -68,18 +68,19 @@ def cuda_kernel(
     ) -> list[mx.array]:
         mx.eval(inputs)
         types = [f"const {TYPES[array.dtype]}*" for array in inputs]
+        types += [f"{TYPES[dtype]}*" for dtype in output_dtypes]
         parameters = [
             f"  const auto {name} = static_cast<{type}>(arguments[{place}]);"
-            for place, (name, type) in enumerate(zip([*input_names, output], [*types, "float*"], strict=True))
+            for place, (name, type) in enumerate(zip([*input_names, *output_names], types, strict=True))
         ]
         body = source.replace(SHARED, "")
         text = FRAME.format(header=header.replace(PTX, ""), parameters="\n".join(parameters), body=body)
-        made = np.zeros(output_shapes[0], np.float32)
-        given = (ctypes.c_void_p * (len(inputs) + 1))(*map(address, inputs), made.ctypes.data)
+        made = [mx.zeros(*each) for each in zip(output_shapes, output_dtypes, strict=True)]
+        given = (ctypes.c_void_p * len(types))(*map(address, [*inputs, *made]))
         _compiled(text).run(
             grid[0] // threadgroup[0], threadgroup[0], ctypes.c_ulonglong(shared_memory), given
         )
-        return [mx.array(made)]
+        return made
 
     return run
 
