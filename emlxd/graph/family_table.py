@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from emlxd.graph import spec_parts as parts
+from emlxd.graph.expert_families import WITH_EXPERTS
 from emlxd.graph.family import Family
-from emlxd.graph.names import BLOCK_SPARSE, GRANITE_EXPERTS, SANDWICH
+from emlxd.graph.names import SANDWICH
 from emlxd.graph.recurrent_families import RECURRENT
 from emlxd.graph.spec import NormSpec
 from emlxd.graph.spec_parts import Config
@@ -110,33 +111,6 @@ def _qwen2_layer(c: Config, i: int) -> dict[str, Any]:
     return parts.window(c) if parts.slides(c, i, i >= int(c.get("max_window_layers", 0))) else {}
 
 
-def _phimoe(c: Config) -> dict[str, Any]:
-    bias = bool(c.get("attention_bias", True))
-    return {
-        "norm": parts.layer_norm(c, bias=True),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
-        "head_bias": bool(c.get("lm_head_bias", True)),
-    }
-
-
-def _gpt_oss_layer(c: Config, i: int) -> dict[str, Any]:
-    experts = parts.local_experts(c, "softmax_chosen", router_bias=True, bias=True, interleaved=True)
-    return {"experts": experts} | (parts.window(c) if parts.slides(c, i, i % 2 == 0) else {})
-
-
-def _use_bias(c: Config) -> dict[str, Any]:
-    bias = bool(c.get("use_bias", False))
-    return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias}
-
-
-def _deepseek_layer(c: Config, i: int) -> dict[str, Any]:
-    rope = parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=True)
-    return {"rope": rope, "experts": parts.routed_experts(c, i)}
-
-
-_ERNIE: Final = {"rope_traditional": True}
-
 FAMILIES: Final[Mapping[str, Family]] = {
     "cohere": Family("Command R", _cohere, defaults={"rope_theta": 8e6, "rope_traditional": True}),
     "cohere2": Family(
@@ -145,22 +119,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _cohere2_layer,
         defaults={"rope_theta": 50000.0, "rope_traditional": True},
     ),
-    "deepseek_v2": Family("DeepSeek V2", parts.latent, _deepseek_layer),
-    "deepseek_v3": Family(
-        "DeepSeek V3, R1; Kimi K2",
-        parts.latent,
-        _deepseek_layer,
-        defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True},
-    ),
-    "ernie4_5": Family("ERNIE 4.5", _use_bias, defaults=_ERNIE),
-    "ernie4_5_moe": Family(
-        "ERNIE 4.5 with experts",
-        _use_bias,
-        lambda c, i: {"experts": parts.ernie_experts(c, i)},
-        defaults=_ERNIE,
-        names={"mlp.correction": ("mlp.moe_statics", "mlp.gate.moe_statics")},
-        ignored=("mtp_",),
-    ),
+    "ernie4_5": Family("ERNIE 4.5", parts.use_bias, defaults={"rope_traditional": True}),
     "exaone4": Family("EXAONE 4", lambda _: POST | parts.QK_NORM, _exaone4_layer),
     "gemma": Family("Gemma", _gemma),
     "gemma2": Family(
@@ -197,81 +156,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
         names={"attention_out": "post_self_attn_layernorm", "mlp_out": "post_mlp_layernorm"},
         defaults={"rope_traditional": True, "partial_rotary_factor": 0.5},
     ),
-    "glm4_moe": Family(
-        "GLM 4.5, 4.6",
-        lambda c: {"attention_out_bias": False, "qk_norm": "head" if c.get("use_qk_norm") else None},
-        lambda c, i: {"experts": parts.routed_experts(c, i)},
-        defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "partial_rotary_factor": 0.5},
-    ),
-    "gpt_oss": Family(
-        "gpt-oss",
-        lambda c: {
-            "qkv_bias": True,
-            "attention_out_bias": True,
-            "sinks": True,
-            "activation": "swiglu_clipped",
-        },
-        _gpt_oss_layer,
-        names={"mlp.router": "mlp.router", "mlp.stacked": "mlp.experts"},
-    ),
     "granite": Family("Granite 3", parts.granite),
-    "granitemoe": Family(
-        "Granite 3 with experts",
-        parts.granite,
-        lambda c, i: {"experts": parts.local_experts(c, "softmax_chosen")},
-        names=GRANITE_EXPERTS,
-    ),
     "llama": Family("Llama 2, 3; SmolLM 2"),
     "minicpm": Family("MiniCPM", _minicpm),
     "ministral3": Family("Ministral 3"),
     "mistral": Family("Mistral", layer=parts.all_windowed),
-    "mixtral": Family(
-        "Mixtral",
-        layer=lambda c, i: parts.all_windowed(c, i) | {"experts": parts.local_experts(c, "softmax_chosen")},
-        names=BLOCK_SPARSE,
-        defaults={"rope_theta": 1e6},
-    ),
     "olmo2": Family("OLMo 2", lambda _: POST | {"qk_norm": "all_heads"}),
     "olmo3": Family("OLMo 3", lambda _: POST | {"qk_norm": "all_heads"}, _olmo3_layer),
-    "olmoe": Family(
-        "OLMoE",
-        lambda _: {"qk_norm": "all_heads"},
-        lambda c, i: {"experts": parts.qwen_experts({"moe_intermediate_size": c["intermediate_size"], **c})},
-    ),
     "phi3": Family("Phi 3, 3.5, 4", layer=parts.all_windowed),
-    "phimoe": Family(
-        "Phi 3.5 MoE",
-        _phimoe,
-        lambda c, i: {
-            "experts": parts.local_experts(c, "sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01)))
-        },
-        names=BLOCK_SPARSE,
-    ),
     "qwen2": Family(
         "Qwen 2, 2.5",
         lambda _: {"qkv_bias": True, "attention_out_bias": False},
         _qwen2_layer,
         defaults={"rope_theta": 1e6},
     ),
-    "qwen2_moe": Family(
-        "Qwen 1.5, 2 with experts",
-        lambda _: {"qkv_bias": True, "attention_out_bias": False},
-        lambda c, i: {
-            "experts": parts.qwen_experts(
-                c, shared_width=int(c["shared_expert_intermediate_size"]), shared_gate=True
-            )
-            if parts.qwen_sparse(c, i)
-            else None
-        },
-        names={"mlp.shared_experts": "mlp.shared_expert"},
-        defaults={"rope_theta": 1e6},
-    ),
     "qwen3": Family("Qwen 3", lambda _: parts.QK_NORM),
-    "qwen3_moe": Family(
-        "Qwen 3 with experts",
-        lambda _: parts.QK_NORM,
-        lambda c, i: {"experts": parts.qwen_experts(c) if parts.qwen_sparse(c, i) else None},
-    ),
     "seed_oss": Family(
         "Seed-OSS", lambda c: {"attention_out_bias": bool(c.get("attention_out_bias", False))}
     ),
@@ -294,6 +193,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         layer=parts.all_windowed,
         names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
     ),
+    **WITH_EXPERTS,
     **RECURRENT,
 }
 """By ``model_type``. ``ALIASES`` are other names for the same."""

@@ -253,6 +253,12 @@ def ernie_experts(c: Config, i: int) -> ExpertsSpec | None:
     )
 
 
+def use_bias(c: Config) -> dict[str, Any]:
+    """Biases everywhere, or nowhere."""
+    bias = bool(c.get("use_bias", False))
+    return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias}
+
+
 def granite(c: Config) -> dict[str, Any]:
     """Granite's multipliers."""
     return {
