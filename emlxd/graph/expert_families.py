@@ -48,7 +48,7 @@ WITH_EXPERTS: Final[Mapping[str, Family]] = {
         ignored=("mtp_",),
     ),
     "glm4_moe": Family(
-        "GLM 4.5, 4.6",
+        "GLM 4.5, 4.6; Solar Open",
         lambda c: {"attention_out_bias": False, "qk_norm": "head" if c.get("use_qk_norm") else None},
         lambda c, i: {"experts": parts.routed_experts(c, i)},
         defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "partial_rotary_factor": 0.5},
@@ -103,7 +103,7 @@ WITH_EXPERTS: Final[Mapping[str, Family]] = {
         defaults={"rope_theta": 1e6},
     ),
     "qwen3_moe": Family(
-        "Qwen 3 with experts",
+        "Qwen 3 with experts; VL (text)",
         lambda _: parts.QK_NORM,
         lambda c, i: {"experts": parts.qwen_experts(c) if parts.qwen_sparse(c, i) else None},
     ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import mlx.core as mx
 
@@ -13,11 +14,16 @@ from emlxd.graph.families import family_of
 from emlxd.graph.family import Family
 from emlxd.graph.names import COMMON, stored_stems
 from emlxd.graph.safetensors import open_safetensors
+from emlxd.graph.spec_parts import bad_config_named
 from emlxd.graph.weights import Quantization, Weight, from_fp8
 from emlxd.json_files import read_object
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
-_TEXT_MODEL: Final = re.compile(r"(language_model\.|model\.language_model\.)(model\.)?(.+)")
+_TEXT_MODEL: Final = re.compile(r"^(language_model\.|model\.language_model\.)(model\.)?(.+)")
+# Where those that see do not give the text part a name of its own.
+_OTHER_PARTS: Final = ("visual.", "vision_tower.", "multi_modal_projector.")
+
+T = TypeVar("T")
 
 
 class FolderCheckpoint:
@@ -29,12 +35,13 @@ class FolderCheckpoint:
     def __init__(self, path: Path, family: Family | None = None) -> None:
         self.path = path
         config = read_config(path)
-        self._is_part = isinstance(config.get("text_config"), dict)
-        self.config = config | config["text_config"] if self._is_part else config
+        part = config.get("text_config")
+        self.config = config | part if isinstance(part, dict) else config
         family = family or family_of(self.config, str(path))
         self._names = {**COMMON, **family.names}
         self._ignored = family.ignored
-        self._quantization = self.config.get("quantization") or {}
+        with bad_config_named(str(path)):
+            self._quantization = _text_names(self.config.get("quantization") or {})
         self._tensors = self._open_tensors()
         kernels = [tensor for name, tensor in self._tensors.items() if name.endswith("conv1d.weight")]
         self._converted = all(kernel.shape[-1] == 1 for kernel in kernels)
@@ -53,7 +60,7 @@ class FolderCheckpoint:
             tensors |= open_safetensors(file)
         if "embed_tokens.weight" in tensors:  # saved without a head, as embedding models are
             tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        return _text_part(tensors) if self._is_part else tensors
+        return _text_part(tensors) if any(map(_TEXT_MODEL.match, tensors)) else tensors
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None
@@ -111,7 +118,9 @@ class FolderCheckpoint:
         layer = _LAYER.match(name)
         if layer and int(layer[1]) >= layers:
             return True
-        return "rotary_emb.inv_freq" in name or any(part in name for part in self._ignored)
+        if "rotary_emb.inv_freq" in name or name.startswith(_OTHER_PARTS):
+            return True
+        return any(part in name for part in self._ignored)
 
 
 def read_config(path: Path, name: str = "config.json", expected: str = "a model folder") -> dict[str, Any]:
@@ -121,14 +130,17 @@ def read_config(path: Path, name: str = "config.json", expected: str = "a model 
     return read_object(path / name)
 
 
-def _text_part(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+def _text_part(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Without those of parts that see or hear."""
+    own = {n: t for n, t in tensors.items() if _TEXT_MODEL.match(n) or n.startswith("lm_head.")}
+    return _text_names(own)
+
+
+def _text_names(named: Mapping[str, T]) -> dict[str, T]:
     """``language_model.model.norm`` and ``model.language_model.norm`` become ``model.norm``."""
-    found: dict[str, mx.array] = {}
-    for name, tensor in tensors.items():
-        if match := _TEXT_MODEL.fullmatch(name):
-            rest = match[3]
-            outside = rest.startswith("lm_head.") and not match[2]
-            found[rest if outside else f"model.{rest}"] = tensor
-        elif name.startswith("lm_head."):
-            found[name] = tensor
-    return found
+    return {_TEXT_MODEL.sub(_text_name, name): value for name, value in named.items()}
+
+
+def _text_name(match: re.Match[str]) -> str:
+    within, rest = match[2], match[3]
+    return rest if rest.startswith("lm_head") and not within else f"model.{rest}"

@@ -110,11 +110,13 @@ def _longrope(plain: list[float], scaling: Mapping[str, Any], spec: RopeSpec, ma
 _SCALINGS: Final[Mapping[str, Callable[..., Waves]]] = {
     "default": _default,
     "linear": _linear,
+    "mrope": _default,  # differs only for pictures, which have two more positions
     "dynamic": _default,  # differs only beyond max_position_embeddings, where no context reaches
     "factors": _factors,
     "llama3": _llama3,
     "yarn": _yarn,
     "deepseek_yarn": _yarn,
+    "telechat3-yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
 }

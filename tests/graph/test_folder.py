@@ -236,6 +236,40 @@ def test_the_text_part_of_a_model_that_sees(tmp_path: Path, prefix: str) -> None
     assert agrees(load(folder), oracle)
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("outer", "family"),
+    [("qwen2_5_vl", "qwen2"), ("qwen3_vl", "qwen3"), ("qwen3_vl_moe", "qwen3_moe"), ("mistral3", "mistral")],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_models_that_see_by_their_own_names(tmp_path: Path, outer: str, family: str, nested: bool) -> None:
+    """With the text part's config in ``text_config`` and its tensors renamed, or neither."""
+    oracle, config = oracle_of(family)
+    config |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    tensors = tensors_of(oracle) | {"visual.blocks.0.weight": mx.zeros((2, 2))}
+    if nested:
+        tensors = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
+        config = {"text_config": config | {"model_type": f"{outer}_text"} if "qwen" in outer else config}
+    assert agrees(load(save(tmp_path, tensors, config | {"model_type": outer})), oracle)
+
+
+@pytest.mark.numeric
+def test_quantisation_of_one_layer_in_a_model_that_sees(tmp_path: Path) -> None:
+    """mlx-lm's converter names it as its own tensors, the larger model's name included."""
+    oracle, config = oracle_of("qwen3_moe")
+    own = {"group_size": 32, "bits": 8}
+    nn.quantize(oracle, 32, 4, class_predicate=lambda path, module: _settings(path, module, own))
+    tensors = {f"language_model.{name}": array for name, array in tensors_of(oracle).items()}
+    routers = {f"language_model.model.layers.{index}.mlp.gate": own for index in range(3)}
+    quantization = {"group_size": 32, "bits": 4, **routers}
+    outer = {"model_type": "qwen3_vl_moe", "text_config": config, "quantization": quantization}
+    assert agrees(load(save(tmp_path, tensors, outer)), oracle)
+
+
+def _settings(path: str, module: nn.Module, router: dict[str, int]) -> bool | dict[str, int]:
+    return hasattr(module, "to_quantized") and (router if path.endswith("mlp.gate") else True)
+
+
 def test_missing_and_leftover_tensors_are_listed(tmp_path: Path) -> None:
     oracle, config = oracle_of("llama")
     tensors = tensors_of(oracle)
