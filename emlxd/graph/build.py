@@ -16,8 +16,6 @@ from emlxd.graph.spec import LatentSpec, LayerSpec, ModelSpec, NormSpec
 from emlxd.graph.taker import Taker
 from emlxd.graph.transformer import Layer, Mixer
 
-_LATENT_NORM = NormSpec(1e-6)
-
 
 def build_layer(
     take: Taker, spec: ModelSpec, layer: LayerSpec, index: int, rope: Rope | None, functions: Functions
@@ -71,12 +69,12 @@ def _qkv(take: Taker, spec: ModelSpec, prefix: str) -> Parallel:
     hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if take.has(f"{prefix}.qkv_proj.weight"):
         return Parallel((take.linear(f"{prefix}.qkv_proj", q + 2 * kv, hidden, spec.qkv_bias),))
-    gate = q if spec.attention_gate else 0
-    parts = [
-        take.linear(f"{prefix}.{name}", rows, hidden, spec.qkv_bias)
-        for name, rows in (("q_proj", q + gate), ("k_proj", kv), ("v_proj", kv))
-    ]
-    if gate:
+    sizes = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    if spec.attention_gate:
+        own = take.has(f"{prefix}.gate_proj.weight")
+        sizes |= {"gate_proj": q} if own else {"q_proj": 2 * q}
+    parts = [take.linear(f"{prefix}.{name}", rows, hidden, spec.qkv_bias) for name, rows in sizes.items()]
+    if spec.attention_gate and len(parts) == 3:
         # A head's query is stored before its gate, and all gates are wanted at the end.
         rows = mx.arange(2 * q).reshape(spec.heads, 2, -1)
         parts = [
@@ -124,7 +122,7 @@ def _latent_attention(
         down=take.linear(
             f"{prefix}.kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden, spec.qkv_bias
         ),
-        down_norm=take.norm(f"{prefix}.kv_a_layernorm", _LATENT_NORM, latent.rank),
+        down_norm=take.norm(f"{prefix}.kv_a_layernorm", NormSpec(latent.eps), latent.rank),
         key_up=key_up,
         value_up=value_up,
         out=take.linear(f"{prefix}.o_proj", hidden, heads * latent.value_dim, spec.attention_out_bias),
@@ -141,7 +139,7 @@ def _queries(take: Taker, spec: ModelSpec, latent: LatentSpec, prefix: str) -> Q
         return Queries(None, None, take.linear(f"{prefix}.q_proj", rows, spec.hidden_size))
     return Queries(
         take.linear(f"{prefix}.q_a_proj", rank, spec.hidden_size, spec.qkv_bias),
-        take.norm(f"{prefix}.q_a_layernorm", _LATENT_NORM, rank),
+        take.norm(f"{prefix}.q_a_layernorm", NormSpec(latent.eps), rank),
         take.linear(f"{prefix}.q_b_proj", rows, rank),
     )
 

@@ -19,7 +19,6 @@ from emlxd.graph.spec import NormSpec
 from emlxd.graph.spec_parts import Config
 
 POST: Final = {"norm_places": ("attention_out", "mlp_out")}
-SANDWICHED: Final = {"norm_places": ("attention_in", "attention_out", "mlp_in", "mlp_out")}
 
 
 def _gemma(c: Config) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def _gemma2(c: Config) -> dict[str, Any]:
         "attention_soft_cap": float(c.get("attn_logit_softcapping") or 0),
         "logit_soft_cap": float(c.get("final_logit_softcapping") or 0),
     }
-    return _gemma(c) | SANDWICHED | soft_caps | {"attention_scale": c["query_pre_attn_scalar"] ** -0.5}
+    return _gemma(c) | parts.SANDWICHED | soft_caps | {"attention_scale": c["query_pre_attn_scalar"] ** -0.5}
 
 
 def _gemma3_layer(c: Config, i: int) -> dict[str, Any]:
@@ -97,6 +96,38 @@ def _stablelm(c: Config) -> dict[str, Any]:
     }
 
 
+def _phi(c: Config) -> dict[str, Any]:
+    return {
+        "norm": parts.layer_norm(c, bias=True),
+        "norm_places": ("attention_in",),
+        "parallel": True,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+        "head_bias": True,
+        "gated": False,
+        "activation": parts.activation(c, "gelu_new"),
+    }
+
+
+def _nemotron(c: Config) -> dict[str, Any]:
+    return {
+        "norm": NormSpec(parts.norm_eps(c), "layer", bias=True, plus_one=True),
+        "gated": False,
+        "activation": parts.activation(c, "relu2"),
+    }
+
+
+def _internlm3(c: Config) -> dict[str, Any]:
+    bias = bool(c.get("qkv_bias", False))
+    return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bool(c.get("bias", False))}
+
+
+def _youtu_layer(c: Config, i: int) -> dict[str, Any]:
+    traditional = bool(c.get("rope_traditional", True))
+    return {"rope": parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=traditional)}
+
+
 def _minicpm(c: Config) -> dict[str, Any]:
     return {
         "embedding_scale": float(c["scale_emb"]),
@@ -150,19 +181,41 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "max_position_embeddings": 131072,
         },
     ),
+    "glm": Family(
+        "GLM 4 9B (2024)",
+        lambda _: {"attention_out_bias": False},
+        defaults={"rope_traditional": True, "tie_word_embeddings": True},
+    ),
     "glm4": Family(
         "GLM 4",
-        lambda c: SANDWICHED | {"attention_out_bias": False},
+        lambda c: parts.SANDWICHED | {"attention_out_bias": False},
         names={"attention_out": "post_self_attn_layernorm", "mlp_out": "post_mlp_layernorm"},
         defaults={"rope_traditional": True, "partial_rotary_factor": 0.5},
     ),
     "granite": Family("Granite 3", parts.granite),
+    "helium": Family("Helium", lambda _: {"attention_out_bias": False}, defaults={"rope_traditional": True}),
+    "internlm3": Family("InternLM 3", _internlm3),
     "llama": Family("Llama 2, 3; SmolLM 2; TeleChat 3"),
+    "mimo": Family(
+        "MiMo", lambda _: {"qkv_bias": True, "attention_out_bias": False}, ignored=("mtp_layers.",)
+    ),
     "minicpm": Family("MiniCPM", _minicpm),
     "ministral3": Family("Ministral 3"),
     "mistral": Family("Mistral; Small 3 (text)", layer=parts.all_windowed),
+    "nemotron": Family("Nemotron 4, Minitron", _nemotron, defaults={"partial_rotary_factor": 0.5}),
     "olmo2": Family("OLMo 2", lambda _: POST | {"qk_norm": "all_heads"}),
     "olmo3": Family("OLMo 3", lambda _: POST | {"qk_norm": "all_heads"}, _olmo3_layer),
+    "phi": Family(
+        "Phi 1.5, 2",
+        _phi,
+        names={
+            "model.norm": "model.final_layernorm",
+            "self_attn.o_proj": "self_attn.dense",
+            "mlp.up_proj": "mlp.fc1",
+            "mlp.down_proj": "mlp.fc2",
+        },
+        defaults={"partial_rotary_factor": 0.4},
+    ),
     "phi3": Family("Phi 3, 3.5, 4", layer=parts.all_windowed),
     "qwen2": Family(
         "Qwen 2, 2.5; VL (text)",
@@ -193,6 +246,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         layer=parts.all_windowed,
         names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
     ),
+    "youtu_llm": Family(
+        "Youtu-LLM",
+        lambda c: parts.latent(c, eps=parts.norm_eps(c)),
+        _youtu_layer,
+        defaults={"tie_word_embeddings": True},
+    ),
     **WITH_EXPERTS,
     **RECURRENT,
 }
@@ -203,6 +262,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "iquestcoder": "llama",
     "joyai_llm_flash": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
+    "minimax_m2": "minimax",
     "mistral3": "mistral",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",

@@ -52,6 +52,8 @@ class LatentAttention:
         keys, values = kept
         spec, (batch, length, _) = self.spec, x.shape
         q = self.queries(x).reshape(batch, length, self.heads, -1)
+        if step.query_scale is not None:
+            q = q * step.query_scale.astype(q.dtype)
         q, q_rope = mx.split(q, [spec.plain_dim], axis=-1)
         latent, k_rope = mx.split(self.down(x), [spec.rank], axis=-1)
         q_rope, k_rope = step.rotate(self.rope, q_rope), step.rotate(self.rope, k_rope[:, :, None])

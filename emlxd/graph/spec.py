@@ -43,7 +43,8 @@ class LatentSpec:
     """Multi-head latent attention: keys and values are expanded from one small vector a token.
 
     The sizes of that vector, of the part of a head that is not rotated, of the rotated part, and of a head's
-    values; ``query_rank`` is the size that queries are squeezed through, if they are.
+    values; ``query_rank`` is the size that queries are squeezed through, if they are. ``eps``: of the norms
+    of both narrow layers.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class LatentSpec:
     rope_dim: int
     value_dim: int
     query_rank: int | None
+    eps: float
 
 
 Scores = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]

@@ -18,6 +18,7 @@ MAX_SIZE: Final = 2**28
 MAX_ROPE_DIMS: Final = 4096
 
 QK_NORM: Final = {"qk_norm": "head"}
+SANDWICHED: Final = {"norm_places": ("attention_in", "attention_out", "mlp_in", "mlp_out")}
 
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
@@ -269,10 +270,10 @@ def granite(c: Config) -> dict[str, Any]:
     }
 
 
-def latent(c: Config) -> dict[str, Any]:
-    """Fields of a ``ModelSpec`` with multi-head latent attention."""
+def latent(c: Config, *, eps: float = 1e-6) -> dict[str, Any]:
+    """Fields of a ``ModelSpec`` with multi-head latent attention; ``eps`` is that of its norms."""
     plain, rotated = int(c["qk_nope_head_dim"]), int(c["qk_rope_head_dim"])
-    scaling = c.get("rope_scaling") or {}
+    scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}
     sharper = yarn_magnitude(float(scaling.get("factor", 1)), float(scaling.get("mscale_all_dim", 0)))
     rank = c.get("q_lora_rank")
     return {
@@ -282,6 +283,7 @@ def latent(c: Config) -> dict[str, Any]:
             rope_dim=rotated,
             value_dim=int(c["v_head_dim"]),
             query_rank=None if rank is None else int(rank),
+            eps=eps,
         ),
         "head_dim": plain + rotated,
         "attention_scale": (plain + rotated) ** -0.5 * sharper**2,

@@ -287,7 +287,7 @@ def test_missing_and_leftover_tensors_are_listed(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_named_beside_the_known(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelFormatError, match=r"'mamba' is not supported, supported are: cohere, .* starcoder2"
+        ModelFormatError, match=r"'mamba' is not supported, supported are: afmoe, .* youtu_llm"
     ):
         open_checkpoint(save(tmp_path, {"a": mx.zeros((1,))}, {"model_type": "mamba"}))
 

@@ -78,6 +78,34 @@ IN_A_LARGER_MODEL: Final = ("qwen3_5",)
 """Their config.json has that of the text part in ``text_config``."""
 
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "afmoe": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 16,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 1,
+        "num_dense_layers": 1,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "bailing_moe": {
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "use_qkv_bias": True,
+        "partial_rotary_factor": 0.5,
+        "moe_router_enable_expert_bias": True,
+        "routed_scaling_factor": 2.5,
+        "score_function": "sigmoid",
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_shared_expert_intermediate_size": 40,
+    },
     "cohere": {"use_qk_norm": True, "layer_norm_eps": 1e-5, "logit_scale": 0.5, "attention_bias": True},
     "cohere2": {
         "layer_norm_eps": 1e-5,
@@ -85,8 +113,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "sliding_window": 16,
         "sliding_window_pattern": 2,
     },
+    "deepseek": ROUTED
+    | {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_scaling": None, "num_key_value_heads": 4},
     "deepseek_v2": ROUTED | LATENT | {"topk_method": "group_limited_greedy", "norm_topk_prob": False},
     "deepseek_v3": ROUTED | LATENT,
+    "dots1": ROUTED | {"scoring_func": "noaux_tc"},
     "ernie4_5": {"use_bias": True},
     "ernie4_5_moe": {
         "use_bias": True,
@@ -113,9 +144,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "tie_word_embeddings": None,
     },
+    "glm": {"attention_bias": True},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": ROUTED
     | {"attention_bias": True, "partial_rotary_factor": 0.5, "use_qk_norm": True, "rope_scaling": None},
+    "glm4_moe_lite": ROUTED | LATENT | {"rope_scaling": None, "rms_norm_eps": 0.1},
     "gpt_oss": LOCAL_MOE
     | {
         "sliding_window": 16,
@@ -138,6 +171,8 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "position_embedding_type": "nope",
     },
     "granitemoe": GRANITE | LOCAL_MOE,
+    "helium": {"attention_bias": True, "mlp_bias": True},
+    "internlm3": {"qkv_bias": True, "bias": True, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}},
     "lfm2": {
         "norm_eps": 1e-5,
         "conv_bias": True,
@@ -163,7 +198,9 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "routed_scaling_factor": 1.5,
     },
     "llama": {},
+    "mimo": {},
     "minicpm": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 32},
+    "minimax": LOCAL_MOE | {"rotary_dim": 8, "shared_intermediate_size": 0},
     "ministral3": {
         "rope_parameters": YARN | {"rope_theta": 1e5, "llama_4_scaling_beta": 0.4, "mscale": 1.0},
     },
@@ -171,7 +208,14 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "sliding_window": 16,
     },
+    "mistral4": ROUTED
+    | LATENT
+    | {
+        "rope_scaling": None,
+        "rope_parameters": YARN | {"rope_theta": 1e5, "llama_4_scaling_beta": 0.4, "mscale_all_dim": 0.7},
+    },
     "mixtral": LOCAL_MOE,
+    "nemotron": {"norm_eps": 1e-5, "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True},
     "olmo2": {},
     "olmo3": {
         "sliding_window": 16,
@@ -179,6 +223,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "rope_scaling": YARN,
     },
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "phi": {"layer_norm_eps": 1e-5},
     "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 64},
     "phimoe": LOCAL_MOE
     | {
@@ -209,6 +254,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "qk_layernorm": True,
     },
     "starcoder2": {"norm_epsilon": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": True},
+    "youtu_llm": LATENT | {"rope_scaling": None, "rms_norm_eps": 0.1},
 }
 
 
