@@ -173,6 +173,8 @@ class TableRope:
 
     def at(self, starts: mx.array, length: int) -> Rotate:
         positions = starts[:, None] + mx.arange(length, dtype=mx.int32)
+        if length > 1:  # MLX does not check indices, and padding may be past the end
+            positions = mx.minimum(positions, len(self._cos) - 1)
         cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
         dims = self._spec.dims
 

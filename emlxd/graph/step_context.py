@@ -29,7 +29,7 @@ class StepContext:
         self._attention = attention
         self._masks: dict[tuple[int | None, int], mx.array] = {}
         self._rotations: dict[int, Rotate] = {}
-        self._cells: dict[tuple[int, int | None], Cells] = {}
+        self._cells: dict[tuple[int, int, int | None], Cells] = {}
         self.query_scale = _query_scale(spec, place)
 
     def rotate(self, rope: Rope, x: mx.array) -> mx.array:
@@ -40,7 +40,7 @@ class StepContext:
 
     def write(self, cache: mx.array, new: mx.array, ring: int | None = None) -> None:
         """Scatters ``new`` [B, H, L, head_dim] into ``cache`` [slots, H, positions, head_dim], in place."""
-        key = new.shape[1], ring
+        key = new.shape[1], cache.shape[2], ring
         if key not in self._cells:
             self._cells[key] = cells(self.place, *key)
         cache[self._cells[key]] = new

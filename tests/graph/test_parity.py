@@ -146,6 +146,27 @@ def test_the_last_position_of_the_context_is_used(tmp_path: Path) -> None:
     assert_greedy(oracle, prompt, generate(runner, {1: prompt}, 5)[1])
 
 
+def test_padding_past_the_end_of_the_context_touches_nobody(tmp_path: Path) -> None:
+    """A row near its end, beside a longer one: MLX does not check indices."""
+    oracle, config = tiny.make_llama()
+    folder = tiny.save(tmp_path, oracle, config)
+    runner = open_runner(folder, settings(folder, slots=3, max_context=64, dtype="float32"))
+    others = {0: PROMPT[:40], 2: PROMPT[20:45]}
+    first = generate(runner, others, 1)
+    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:58]))])
+    late, long = PROMPT[58:60], PROMPT[45:85]
+    rows = [PrefillRow(1, 58, tuple(late), Begin(GREEDY, tuple(PROMPT[:60])))]
+    rows.append(PrefillRow(2, 0, tuple(long), Begin(GREEDY, tuple(long))))
+    answers = {slot: [token] for slot, token in zip((1, 2), runner.prefill(rows).read().tokens, strict=True)}
+    answers[0] = first[0]
+    for step in range(4):
+        tokens = runner.decode([40 + step, 60 + step, 40 + step]).read().tokens
+        for slot, token in enumerate(tokens):
+            answers[slot].append(token)
+    for slot, prompt in enumerate((PROMPT[:40], PROMPT[:60], long)):
+        assert_greedy(oracle, prompt, answers[slot])
+
+
 def test_steps_are_traced_once_a_shape(tmp_path: Path) -> None:
     oracle, config = tiny.make_llama()
     folder = tiny.save(tmp_path, oracle, config)
