@@ -27,6 +27,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 FIRST_RETRY: Final = 1.0  # seconds after the first failed load; doubles with each
 LAST_RETRY: Final = 60.0
+MOST_DOUBLINGS: Final = 10  # more than lead to the last: a float has no room for a thousand
 CLOSE_LIMIT: Final = 10.0  # seconds for workers to end a step, or a load
 TICK: Final = 1.0  # seconds between looks at idle times, failures and stuck workers
 
@@ -133,6 +134,7 @@ class Registry:
         self._entries: dict[str, ModelEntry] = {}
         self._names: dict[str, ModelEntry] = {}
         self._closed = False
+        self._to_start: list[ModelEntry] = []  # startup models that ``load`` has not come to
         self.set_entries(ModelEntry(model, wanted=model.load == "startup") for model in models)
 
     @property
@@ -184,8 +186,12 @@ class Registry:
     async def load(self) -> None:
         """Loads the startup models, the most important first. Raises UserError if a required one fails."""
         wanted = [entry for entry in self._entries.values() if entry.wanted]
-        for entry in sorted(wanted, key=lambda entry: -entry.settings.priority):
-            if entry.dropped:  # by a reload, meanwhile
+        self._to_start = sorted(wanted, key=lambda entry: -entry.settings.priority)
+        while self._to_start:
+            entry = self._to_start.pop(0)
+            if entry.held:
+                await entry.held.wait()
+            if entry.dropped or entry.usable:  # by a reload, or for a request, meanwhile
                 continue
             error = await asyncio.shield(self._start_loading(entry))
             if isinstance(error, NoRoom) and self.residents.in_use:
@@ -216,15 +222,6 @@ class Registry:
 
     async def _progress(self, entry: ModelEntry) -> None:
         """Waits for the next change of a model that cannot be used. Raises what its loading failed with."""
-        entry.waiters += 1
-        try:
-            await self._next_change(entry)
-        finally:
-            entry.waiters -= 1
-            if not entry.waiters:
-                entry.hold.close()
-
-    async def _next_change(self, entry: ModelEntry) -> None:
         if entry.held is not None:
             await entry.held.wait()
             return
@@ -233,8 +230,14 @@ class Registry:
         backs_off = entry.loading is None and self._now() < entry.retry_at
         if backs_off and entry.error and not isinstance(entry.error, NoRoom):
             raise self._refusal(entry, entry.error)
-        # The load belongs to all who wait for it, and to nobody.
-        error = await asyncio.shield(self._start_loading(entry))
+        entry.waiters += 1
+        try:
+            # The load belongs to all who wait for it, and to nobody.
+            error = await asyncio.shield(self._start_loading(entry))
+        finally:
+            entry.waiters -= 1
+            if not entry.waiters:
+                entry.hold.close()
         if error is not None and not entry.dropped:
             raise self._refusal(entry, error)
 
@@ -280,7 +283,8 @@ class Registry:
         entry.error = error.with_traceback(None)
         entry.error.__context__ = entry.error.__cause__ = None
         entry.failures += 1
-        entry.retry_at = self._now() + min(FIRST_RETRY * 2 ** (entry.failures - 1), LAST_RETRY)
+        doublings = min(entry.failures - 1, MOST_DOUBLINGS)
+        entry.retry_at = self._now() + min(FIRST_RETRY * 2**doublings, LAST_RETRY)
         log.warning("model not loaded", model=entry.name, reason=error.message, failures=entry.failures)
 
     def _died(self, entry: ModelEntry) -> None:
@@ -334,8 +338,13 @@ class Registry:
                 entry.resident, entry.wanted = None, False
             elif self._idle_for_long(entry):
                 self.unload(entry, "idle")
-            if entry.wanted and not entry.usable and not entry.held and self._now() >= entry.retry_at:
+            if self._is_due(entry):
                 self._start_loading(entry)
+
+    def _is_due(self, entry: ModelEntry) -> bool:
+        """Whether a model that should be in memory is to be loaded now."""
+        waits = entry.usable or entry.held or entry in self._to_start
+        return entry.wanted and not waits and self._now() >= entry.retry_at
 
     def _idle_for_long(self, entry: ModelEntry) -> bool:
         return entry.seconds_left(self._now()) == 0.0

@@ -44,6 +44,24 @@ async def test_startup_models_are_loaded_in_order_of_priority() -> None:
     }
 
 
+async def test_startup_models_are_loaded_one_by_one_and_once_whatever_else_happens() -> None:
+    house = House()
+    house.gate.clear()
+    registry = house.registry(model("a", priority=3), model("b"), model("c", priority=1), model("d"))
+    starting = asyncio.create_task(registry.load())
+    await settle()
+    registry.tick()
+    await settle()
+    assert house.starts == ["a"]
+    asked = asyncio.create_task(use(registry, "d"))
+    await settle()
+    house.gate.set()
+    assert await asked == "d"
+    await starting
+    assert house.starts == ["a", "d", "c", "b"]
+    assert house.closed == []
+
+
 async def test_an_alias_is_the_same_model() -> None:
     house = House()
     registry = house.registry(model("a", aliases=("x",), **ON_DEMAND))
@@ -113,6 +131,18 @@ async def test_a_failed_load_gives_all_the_reason_and_backs_off() -> None:
     house.now += LAST_RETRY
     assert await use(registry, "a") == "a"
     assert registry.find("a").error is None
+
+
+async def test_a_load_may_fail_for_days() -> None:
+    house = House()
+    house.failures["a"] = ModelFormatError("m.gguf: is truncated")
+    registry = house.registry(model("a", required=False))
+    for _ in range(1100):
+        registry.tick()
+        await settle()
+        house.now += LAST_RETRY
+    assert len(house.starts) == 1100
+    assert registry.find("a").retry_at == house.now
 
 
 async def test_a_load_counts_as_failed_wherever_it_fails() -> None:

@@ -290,6 +290,23 @@ async def test_a_request_that_waits_for_a_load_gets_the_new_model() -> None:
     assert house.in_memory == ["a"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_requests_that_wait_for_a_load_do_not_keep_the_new_model_out(count: int) -> None:
+    """There is no room for both, and each request holds what was loaded until it has looked."""
+    house = House(budget=150)
+    house.gate.clear()
+    registry = house.registry(model("a", **ON_DEMAND))
+    waiting = [asyncio.create_task(use(registry, "a")) for _ in range(count)]
+    await settle()
+    changing = change(registry, model("a", slots=8, **ON_DEMAND))
+    await settle()
+    house.gate.set()
+    for _ in range(5):
+        await settle()
+    assert changing.done()
+    assert [(await request).settings.slots for request in waiting] == [8] * count
+
+
 async def test_made_startup_it_is_loaded_soon() -> None:
     house = House()
     registry = await loaded(house, model("a", **ON_DEMAND))
