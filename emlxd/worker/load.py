@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 WARM_UP: Final = 16  # tokens of a prompt
 KV_FORMAT: Final = 2  # raise it with every change of how the prefix cache lays out its blocks
 
+Identity = tuple[str, list[tuple[str, int, int, int]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -50,10 +52,13 @@ def load_model(
     """Loads the files at ``path`` onto the device, in ``turn`` with others. Raises ModelFormatError."""
     from emlxd.graph.open import open_runner
 
+    # Before the runner, which whatever fails after it has to free.
     tokenizer = read_tokenizer(path)
+    template = _template(tokenizer)
     own = _own_sampling(path / "generation_config.json")
-    runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     sampling = _sampling(settings.sampling, own)
+    files, adapters = _identity(path), _adapters(settings)
+    runner = open_runner(path, settings, tokenizer.eos_ids, turn)
     turn = turn or nullcontext()
     with freed_if_it_fails(runner.close, turn):
         _warm_up(runner, sampling, turn)
@@ -68,14 +73,10 @@ def load_model(
         ),
         runner=runner,
         tokenizer=tokenizer,
-        template=_template(tokenizer),
+        template=template,
         sampling=own,
-        fingerprint=_fingerprint(settings, path, runner.max_context),
-        adapters={
-            adapter.name: Adapter(number, repr((adapter.name, _identity(adapter.source.path))).encode())
-            for number, adapter in enumerate(settings.adapters, 1)
-            if adapter.source.path
-        },
+        fingerprint=_fingerprint(settings, files, runner.max_context),
+        adapters=adapters,
     )
 
 
@@ -111,14 +112,22 @@ def retuned(model: Model, settings: ModelSettings) -> Model:
     return replace(model, info=replace(model.info, sampling=sampling, stream_chunks=settings.stream_chunks))
 
 
-def _fingerprint(settings: ModelSettings, path: Path, max_context: int) -> str:
+def _adapters(settings: ModelSettings) -> Mapping[str, Adapter]:
+    return {
+        adapter.name: Adapter(number, repr((adapter.name, _identity(adapter.source.path))).encode())
+        for number, adapter in enumerate(settings.adapters, 1)
+        if adapter.source.path
+    }
+
+
+def _fingerprint(settings: ModelSettings, files: Identity, max_context: int) -> str:
     """Differs for whatever makes K/V differ: ``max_context`` too, for which longrope scales its rotation."""
     form = (settings.dtype, settings.weights, str(settings.quantize))
-    computed = (KV_FORMAT, *form, max_context, _identity(path))
+    computed = (KV_FORMAT, *form, max_context, files)
     return hashlib.blake2b(repr(computed).encode(), digest_size=12).hexdigest()
 
 
-def _identity(path: Path) -> tuple[str, list[tuple[str, int, int, int]]]:
+def _identity(path: Path) -> Identity:
     """Tells these files from all others: where they are, and the name, size and times of each.
 
     Fine-tunes of a model share names and sizes, and archives and copies may set any time of modification.

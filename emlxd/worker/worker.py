@@ -23,7 +23,7 @@ from emlxd.text.tokenizer import Tokenizer
 from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
-from emlxd.worker.load import Model, retuned
+from emlxd.worker.load import Model, freed_if_it_fails, retuned
 from emlxd.worker.mailbox import Generation, Mailbox
 from emlxd.worker.model_thread import Close, ModelThread
 from emlxd.worker.pacer import PrefillPacer
@@ -243,6 +243,10 @@ class Worker(ModelThread[_Submit | _Cancel]):
 
     def _open(self) -> None:
         model = self._load()
+        with freed_if_it_fails(model.runner.close, self._gate):
+            self._take_up(model)
+
+    def _take_up(self, model: Model) -> None:
         runner = model.runner
         self._memory = {
             "weights": runner.weight_bytes,

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from emlxd.core import SamplingParams
+from emlxd.errors import ModelFormatError
 from emlxd.graph.batch import Begin, PrefillRow
 from emlxd.graph.runner import MlxRunner
 from emlxd.worker.load import Model, load_model
@@ -130,6 +131,17 @@ def test_how_a_model_samples_by_its_own_files(
         if "much" in own.values()
         else []
     )
+
+
+def test_what_needs_no_device_fails_before_weights_are_loaded(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    monkeypatch.setattr("emlxd.graph.open.open_runner", lambda *_: pytest.fail("loads its weights"))
+    with pytest.raises(ModelFormatError, match="template"):
+        load_model(settings(folder, []), folder)
 
 
 def test_a_model_that_fails_at_its_first_step_is_freed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

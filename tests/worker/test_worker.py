@@ -122,6 +122,19 @@ async def test_a_failed_load_is_raised_where_it_was_asked_for(make_worker: MakeW
     assert not worker.alive
 
 
+async def test_a_model_is_freed_if_something_fails_after_it_was_loaded(
+    make_worker: MakeWorker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such folder")
+
+    monkeypatch.setattr("emlxd.worker.worker.GrammarCompiler", fail)
+    worker = make_worker()
+    with pytest.raises(OSError, match="no such folder"):
+        await worker.start()
+    assert runner.closed
+
+
 async def test_a_thread_that_cannot_be_started_can_be_closed(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
