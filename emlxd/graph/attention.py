@@ -98,7 +98,7 @@ Cells = tuple[mx.array, mx.array, mx.array]
 
 
 def cells(place: Place, heads: int, size: int, ring: int | None = None) -> Cells:
-    """Those of a step at ``place``, in a cache that keeps ``size`` positions: the whole context, or a ring."""
+    """Those of a step at ``place``, in a cache that keeps ``size`` positions, or a ring."""
     rows = place.rows
     if isinstance(rows, slice):
         rows = mx.arange(rows.start, rows.stop, dtype=mx.int32)

@@ -329,8 +329,10 @@ class Engine:
             self._mailbox.put(sequence.generation, piece)
         if reason:
             self._mailbox.put(sequence.generation, sequence.finished(reason, now))
-            self.prefixes.keep_answer(sequence)
-            self._end(sequence)
+            try:
+                self.prefixes.keep_answer(sequence)
+            finally:  # it is over, also if there is no room to keep it
+                self._end(sequence)
         else:
             self.prefixes.keep_along(sequence)
 

@@ -86,6 +86,25 @@ def test_nobody_is_moved_in_what_has_failed() -> None:
     assert not moves
 
 
+@pytest.mark.parametrize("shed", [True, False])
+def test_an_answer_that_there_is_no_room_to_keep_is_over(shed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(lambda tokens: rule(tokens) or 5, blocks=8)
+    short, newest = (harness.submit(request(n, range(1, 80), max_tokens=2 + 20 * n)) for n in range(2))
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as full, pytest.raises(MemoryError):
+        full.setattr(harness.engine.prefixes, "keep_answer", fail)
+        for _ in range(10):
+            harness.engine.step()
+    harness.engine.recover(ServerFault("full"), shed=shed)
+    harness.run()
+    assert isinstance(short.end, Finished)
+    assert isinstance(newest.end, Failed)
+    assert harness.engine.idle
+
+
 class UnreadablePending:
     def read(self) -> NoReturn:
         raise MemoryError
