@@ -187,6 +187,10 @@ class SpeculativeSettings(Section):
         default=None, description="Guess from what followed the same tokens earlier in prompt and answer."
     )
 
+    @property
+    def max_draft(self) -> int:
+        return self.prompt_lookup.max_draft if self.prompt_lookup else 0
+
 
 class ModelDefaults(Section):
     """What every model may set, and ``defaults`` sets for all of them."""

@@ -14,8 +14,9 @@ from emlxd.graph.measure import measure
 from emlxd.graph.measure_pooling import measure_pooling
 from emlxd.graph.open import adapter_folders, quantization_of, step_tokens
 from emlxd.graph.open_embedder import kind_of
+from emlxd.graph.prefill import SCORED_AT_ONCE
 from emlxd.memory import ComputeForm, Needs, Sizes
-from emlxd.worker.packing import MAX_TOKENS
+from emlxd.worker.packing import MAX_TOKENS, SLACK
 
 
 def predict(settings: ModelSettings, path: Path) -> Needs:
@@ -37,12 +38,13 @@ def predict(settings: ModelSettings, path: Path) -> Needs:
     )
     max_context = context_of(settings, path, facts.max_position, facts.usual_context)
     if pools:
-        return memory.pooling_needs(facts, max(MAX_TOKENS, max_context), max_context, form)
+        return memory.pooling_needs(facts, max(round(MAX_TOKENS * SLACK), max_context), max_context, form)
     sizes = Sizes(
         slots=settings.slots,
         max_context=max_context,
         prefill_chunk=settings.prefill_chunk,
         step_tokens=step_tokens(settings),
+        logit_rows=max(settings.slots * (settings.speculative.max_draft + 1), SCORED_AT_ONCE),
         prefix_cache=settings.prefix_cache.bytes,
     )
     return memory.needs(facts, sizes, form)

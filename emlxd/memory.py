@@ -17,7 +17,7 @@ FLOAT32: Final = 4  # bytes
 SCORE_COPIES: Final = 7  # score matrices alive at once where attention is made of plain operations
 TOKEN_COPIES: Final = 4  # widest rows of a layer alive at once for each token of a chunk
 LAYERS_AHEAD: Final = 2  # layers whose matrices are expanded at once
-LOGIT_COPIES: Final = 8  # rows of logits alive at once for each slot while it samples
+LOGIT_COPIES: Final = 8  # rows of logits alive at once for each while it samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,15 @@ class ComputeForm:
 class Sizes:
     """What the configuration asks of a model. ``prefix_cache`` is in bytes, the others count.
 
-    ``step_tokens`` is the most that one step computes for a row.
+    ``step_tokens`` is the most that one step computes for a row, ``logit_rows`` how many tokens at most it
+    has the logits of at once.
     """
 
     slots: int
     max_context: int
     prefill_chunk: int
     step_tokens: int
+    logit_rows: int
     prefix_cache: int = 0
 
 
@@ -135,7 +137,7 @@ def _prefill_bytes(facts: ModelFacts, sizes: Sizes, form: ComputeForm) -> int:
 
 
 def _decode_bytes(facts: ModelFacts, sizes: Sizes) -> int:
-    return LOGIT_COPIES * sizes.slots * facts.vocab_size * FLOAT32
+    return LOGIT_COPIES * sizes.logit_rows * facts.vocab_size * FLOAT32
 
 
 def budget_bytes(setting: float, device_total: int) -> int:

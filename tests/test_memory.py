@@ -26,6 +26,7 @@ from emlxd.graph.device import Device
 from emlxd.graph.open import open_runner
 from emlxd.memory import Needs, budget_bytes, victims
 from emlxd.sources import locate
+from emlxd.worker.packing import MAX_TOKENS, SLACK, pack, turns
 from tests.daemon import DEFAULT_SOURCE
 from tests.graph import tiny
 from tests.graph.tiny_families import oracle_of
@@ -92,6 +93,39 @@ def test_the_bytes_of_a_folder_are_predicted(
     assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
     assert peak == pytest.approx(predicted.total, rel=0.1)
     assert left < active / 100
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_logits_of_more_than_a_row_for_each_slot_are_predicted(tmp_path: Path, drafts: bool) -> None:
+    """Where a step checks drafts, or a prompt is scored."""
+    tiny.save(tmp_path, *tiny.make_llama(vocab_size=1 << 16))
+    lookup = {"speculative": {"prompt_lookup": {"max_draft": 7}}} if drafts else {}
+    settings = entry(tmp_path, slots=4 if drafts else 1, prefill_chunk=64, **lookup)
+
+    def work() -> int:
+        mx.clear_cache()
+        before = device_memory.memory_use().active
+        runner = open_runner(tmp_path, settings)
+        prompt = (5,) * 64
+        sampling = SamplingParams(temperature=0.7, top_p=0.9)
+        mx.reset_peak_memory()
+        for slot in range(settings.slots):
+            targets = () if drafts else prompt[1:]
+            runner.prefill([PrefillRow(slot, 0, prompt, Begin(sampling, prompt), targets)]).read()
+        if drafts:
+            runner.verify([64] * 4, [[5] * 7] * 4, 7)
+        peak = device_memory.memory_use().peak - before
+        runner.close()
+        return peak
+
+    assert in_thread(work) <= 1.1 * predict(settings, tmp_path).total
+
+
+@given(st.lists(st.integers(1, 8192), max_size=40), st.integers(1, 8))
+def test_what_is_pooled_side_by_side_is_within_the_prediction(texts: list[int], lanes: int) -> None:
+    for turn in turns(pack(texts, 8192, lanes=lanes), lanes):
+        assert len(turn) <= lanes
+        assert sum(step.tokens for step in turn) <= max(MAX_TOKENS * SLACK, turn[0].tokens)
 
 
 def test_expanded_matrices_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,7 @@ def open_runner(
 
 def step_tokens(settings: ModelSettings) -> int:
     """The most tokens that a step computes for a row: a chunk of a prompt, or a draft after a token."""
-    lookup = settings.speculative.prompt_lookup
-    return max(settings.prefill_chunk, lookup.max_draft + 1 if lookup else 1)
+    return max(settings.prefill_chunk, settings.speculative.max_draft + 1)
 
 
 def adapter_folders(settings: ModelSettings) -> list[Path]:

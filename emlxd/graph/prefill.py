@@ -14,7 +14,7 @@ from emlxd.graph.pending import Scored
 from emlxd.graph.sampling import logprobs
 from emlxd.graph.transformer import Transformer
 
-SCORED_AT_ONCE: Final = 64  # positions: each costs a row of the whole vocabulary
+SCORED_AT_ONCE: Final = 16  # positions: each costs a row of the whole vocabulary
 
 
 def tokens_of(rows: Sequence[PrefillRow]) -> mx.array:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 MAX_TOKENS: Final = 4096  # of the steps of one turn, unless a single text is longer
+SLACK: Final = 5 / 4  # by which rounding to few shapes may exceed it
 _MIN_TOKENS: Final = 256  # a step with fewer is not worth a lane of its own
 _SHARED_ROWS: Final = (64, 128)  # tokens of a row that shorter texts share
 _MIN_FILLED: Final = 3 / 4  # of a row, less the 8 tokens that its length may be rounded up by
@@ -22,6 +23,11 @@ class Pack:
     rows: tuple[tuple[int, ...], ...]
     height: int
     length: int
+
+    @property
+    def tokens(self) -> int:
+        """With padding."""
+        return self.height * self.length
 
 
 def bucket(size: int, least: int) -> int:
@@ -54,6 +60,19 @@ def pack(
         left = [text for text in left if text[1] not in taken]
         packs.append(best)
     return packs
+
+
+def turns(steps: Sequence[Pack], lanes: int) -> Iterator[Sequence[Pack]]:
+    """What is computed side by side: ``lanes`` steps, or fewer where texts are long."""
+    turn: list[Pack] = []
+    for step in steps:
+        tokens = sum(one.tokens for one in (*turn, step))
+        if turn and (len(turn) == lanes or tokens > MAX_TOKENS * SLACK):
+            yield turn
+            turn = []
+        turn.append(step)
+    if turn:
+        yield turn
 
 
 def _cost(step: Pack, lengths: Sequence[int]) -> float:

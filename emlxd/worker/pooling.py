@@ -21,7 +21,7 @@ from emlxd.worker.gate import Gate
 from emlxd.worker.mailbox import Generation
 from emlxd.worker.meters import Meters
 from emlxd.worker.model_thread import Close, ModelThread
-from emlxd.worker.packing import pack
+from emlxd.worker.packing import pack, turns
 from emlxd.worker.pooling_jobs import Job, Lane, next_texts
 
 log = structlog.get_logger(__name__)
@@ -192,8 +192,8 @@ class PoolingWorker(ModelThread[Job]):
         texts = next_texts(self._jobs)
         lengths = [len(job.texts[place].tokens) for job, place in texts]
         steps = pack(lengths, max_context, lanes=runner.lanes, shares_rows=runner.shares_rows)
-        for start in range(0, len(steps), runner.lanes):
-            lanes = [Lane.of(step, texts) for step in steps[start : start + runner.lanes]]
+        for turn in turns(steps, runner.lanes):
+            lanes = [Lane.of(step, texts) for step in turn]
             lanes = [lane for lane in lanes if lane.members]
             if not lanes or self._closing:
                 continue

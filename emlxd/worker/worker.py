@@ -55,13 +55,12 @@ class WorkerOptions:
 
     @staticmethod
     def of(model: ModelSettings) -> WorkerOptions:
-        lookup = model.speculative.prompt_lookup
         return WorkerOptions(
             name=model.name,
             max_queue=model.max_queue,
             prefill_chunk=model.prefill_chunk,
             prefill_slice=model.prefill_slice,
-            max_draft=lookup.max_draft if lookup else 0,
+            max_draft=model.speculative.max_draft,
             request_timeout=model.request_timeout,
             disk=model.prefix_cache.disk,
             disk_bytes=model.prefix_cache.disk_bytes,
