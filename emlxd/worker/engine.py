@@ -192,7 +192,8 @@ class Engine:
             if sequence.leader is None:
                 self._reuse(sequence)
         for sequence in self._scheduler.running:
-            if sequence.leader and sequence.prefilled == 0 and not sequence.waits_for_leader:
+            if sequence.leader and not sequence.joined and not sequence.waits_for_leader:
+                sequence.joined = True
                 self._reuse_leader(sequence, sequence.leader)
 
     def _reuse(self, sequence: Sequence) -> None:

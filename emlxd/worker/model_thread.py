@@ -75,8 +75,9 @@ class ModelThread(ABC, Generic[Message]):
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the thread last began a step, or 0 when it has nothing to do."""
-        return time.monotonic() - self._heartbeat if self.busy else 0.0
+        """Seconds since the thread last began a step, or 0 when it has nothing to do, or has ended."""
+        works = self.busy and self._thread.is_alive()
+        return time.monotonic() - self._heartbeat if works else 0.0
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""

@@ -7,7 +7,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from emlxd.graph.batch import BLOCK_TOKENS
 
@@ -24,8 +23,7 @@ class Saving:
 class PrefixCache:
     """Least recently used blocks make room for new ones; a hit makes a block recent.
 
-    A block is known by a hash over its tokens and all before them, so equal hashes mean equal K/V; whatever
-    else makes K/V differ for equal tokens, as an adapter does, is a ``seed`` of its own.
+    A block is known by its key, one of ``BlockKeys``.
     ``query_tokens`` and ``hit_tokens`` count what was looked up and what was found.
     """
 
@@ -38,26 +36,20 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, tokens: Sequence[int], most: int | None = None, seed: bytes = b"") -> list[int]:
-        """The blocks that ``tokens`` begin with, at most so many. One token is left over, to be computed."""
-        self.query_tokens += len(tokens)
-        found = []
-        for key in block_keys(tokens[:-1], seed)[:most]:
-            block = self._blocks.get(key)
-            if block is None:
-                break
-            found.append((key, block))
-        self._refresh([key for key, _ in found])
-        self.hit_tokens += len(found) * BLOCK_TOKENS
-        return [block for _, block in found]
+    def match(self, keys: Sequence[bytes], tokens: int) -> list[int]:
+        """The first blocks of ``keys``, as far as they are there, looked up for so many ``tokens``."""
+        known = keys[: self.known(keys)]
+        self._refresh(known)
+        self.query_tokens += tokens
+        self.hit_tokens += len(known) * BLOCK_TOKENS
+        return [self._blocks[key] for key in known]
 
-    def insert(self, tokens: Sequence[int], seed: bytes = b"") -> Saving | None:
-        """Makes room for the whole blocks of ``tokens`` that are not there yet."""
-        keys = block_keys(tokens, seed)
-        known = self._known(keys)
+    def insert(self, keys: Sequence[bytes]) -> Saving | None:
+        """Makes room for those of the blocks that are not there yet."""
+        known = self.known(keys)
         # The beginning must not be evicted for the sake of its own continuation.
         room = len(self._free) + len(self._blocks) - known
-        new = keys[known : known + room]
+        new = list(keys[known : known + room])
         self._refresh(keys[:known])
         if not new:
             return None
@@ -68,11 +60,8 @@ class PrefixCache:
         self._refresh(keys[:known])
         return Saving(known, blocks, new)
 
-    def known(self, tokens: Sequence[int], seed: bytes = b"") -> int:
-        """How many of the first blocks of ``tokens`` are there."""
-        return self._known(block_keys(tokens, seed))
-
-    def _known(self, keys: Sequence[bytes]) -> int:
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many of the first blocks are there."""
         return next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
 
     def where(self, key: bytes) -> int | None:
@@ -153,12 +142,23 @@ class Checkpoints:
         return self._free.pop() if self._free else self._places.popitem(last=False)[1]
 
 
-def block_keys(tokens: Sequence[int], seed: bytes = b"") -> list[bytes]:
-    """The hash chain, which begins with ``seed``: one key for each whole block."""
-    keys = []
-    key = seed
-    starts = range(0, len(tokens) + 1, BLOCK_TOKENS)
-    for start, end in pairwise(starts):
-        key = hashlib.blake2b(key + array("i", tokens[start:end]).tobytes(), digest_size=16).digest()
-        keys.append(key)
-    return keys
+class BlockKeys:
+    """What the blocks of one text are known by: hashes over their tokens and all before them.
+
+    So equal keys mean equal K/V. Whatever else makes K/V differ for equal tokens, as an adapter does, is in
+    ``seed``.
+    """
+
+    def __init__(self, seed: bytes = b"") -> None:
+        self._keys: list[bytes] = []
+        self._last = seed
+
+    def of(self, tokens: Sequence[int]) -> list[bytes]:
+        """A key for each whole block of ``tokens``, which are what was given before, or less, or more."""
+        count = len(tokens) // BLOCK_TOKENS
+        for number in range(len(self._keys), count):
+            block = tokens[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
+            digest = hashlib.blake2b(self._last + array("i", block).tobytes(), digest_size=16)
+            self._last = digest.digest()
+            self._keys.append(self._last)
+        return self._keys[:count]

@@ -7,7 +7,7 @@ from typing import Final
 
 from emlxd.graph.batch import BLOCK_TOKENS
 from emlxd.worker.disk_cache import DiskCache
-from emlxd.worker.prefix_cache import Checkpoints, PrefixCache, block_keys
+from emlxd.worker.prefix_cache import Checkpoints, PrefixCache
 from emlxd.worker.runner import Runner
 from emlxd.worker.sequence import Sequence
 
@@ -52,7 +52,7 @@ class PrefixReuse:
 
     def restore(self, sequence: Sequence) -> None:
         """Copies what is known of a sequence's context to its slot, so that it need not be computed."""
-        keys = block_keys(sequence.context[:-1], sequence.adapter.seed)
+        keys = sequence.keys.of(sequence.context[:-1])  # one token is left over, to be computed
         if self._runner.recurrent:
             held = self._held(keys)
             blocks = self._fetch(sequence, keys[: self._last_state(keys[:held])])
@@ -73,9 +73,9 @@ class PrefixReuse:
         """Leaves what a chunk of prefill has brought: a state at its end, or the K/V of the whole prompt."""
         done = sequence.prefilled
         if self._runner.recurrent and done in sequence.stops and done % BLOCK_TOKENS == 0:
-            self._keep_state(sequence, block_keys(sequence.context[:done], sequence.adapter.seed)[-1])
+            self._keep_state(sequence, sequence.keys.of(sequence.context[:done])[-1])
         if not sequence.prompt_left or self._runner.ring is not None:
-            self._keep_blocks(sequence, sequence.context[:done])
+            self._keep_blocks(sequence, sequence.keys.of(sequence.context[:done]))
 
     def keep_step(self, sequence: Sequence, written: int) -> None:
         """Copies the state that a decode step leaves at the end of a block, in place of the copy before it.
@@ -98,14 +98,14 @@ class PrefixReuse:
         """
         tokens = (*sequence.request.prompt, *sequence.answer)
         if not self._runner.recurrent:
-            self._keep_blocks(sequence, tokens[:-1])
+            self._keep_blocks(sequence, sequence.keys.of(tokens[:-1]))
         elif sequence.checkpoint is not None and sequence.state_at <= len(tokens):
-            known = tokens[: sequence.state_at]
-            key = state_key(block_keys(known, sequence.adapter.seed)[-1])
+            keys = sequence.keys.of(tokens[: sequence.state_at])
+            key = state_key(keys[-1])
             if self.checkpoints.keep(sequence.checkpoint, key):
                 self._note([key])
             sequence.checkpoint = None  # it is others' now: the next state goes elsewhere
-            self._keep_blocks(sequence, known)
+            self._keep_blocks(sequence, keys)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended: the copy of its state that has not been left to others is of no use."""
@@ -121,10 +121,10 @@ class PrefixReuse:
 
     def spill(self) -> None:
         """Hands a few new blocks to the disk: reading one from the device takes a moment."""
+        if self._disk is None:
+            return
         some, self._unspilled = self._unspilled[:SPILLED_A_STEP], self._unspilled[SPILLED_A_STEP:]
         for key in some:
-            if self._disk is None:
-                continue
             if (block := self._blocks.where(key)) is not None:
                 self._disk.put(key, self._runner.read_block(block))
             elif (checkpoint := self.checkpoints.where(key)) is not None:
@@ -153,8 +153,7 @@ class PrefixReuse:
 
     def _fetch(self, sequence: Sequence, keys: Rows[bytes]) -> list[int]:
         """The blocks of ``keys``, with which its context begins: from memory, then from the disk."""
-        tokens, seed = sequence.context, sequence.adapter.seed
-        blocks = self._blocks.match(tokens, len(keys), seed)
+        blocks = self._blocks.match(keys, len(sequence.context))
         if self._disk is None:
             return blocks
         known, found = len(blocks), []
@@ -162,26 +161,25 @@ class PrefixReuse:
             if (block := self._disk.get(key)) is None or len(block) != self._runner.block_bytes:
                 break
             found.append(block)
-        whole = tokens[: (known + len(found)) * BLOCK_TOKENS]
-        saving = self._blocks.insert(whole, seed) if found else None
+        saving = self._blocks.insert(keys[: known + len(found)]) if found else None
         if saving is None:
             return blocks
         self._runner.write_blocks(saving.blocks, found[: len(saving.blocks)])
         return blocks + saving.blocks
 
-    def _keep_blocks(self, sequence: Sequence, tokens: Rows[int]) -> None:
-        if self._overwritten(sequence, tokens):
+    def _keep_blocks(self, sequence: Sequence, keys: Rows[bytes]) -> None:
+        if self._overwritten(sequence, keys):
             return
-        saving = self._blocks.insert(tokens, sequence.adapter.seed)
+        saving = self._blocks.insert(keys)
         if saving:
             self._runner.save_blocks(sequence.slot, saving.first, saving.blocks)
             self._note(saving.keys)
 
-    def _overwritten(self, sequence: Sequence, tokens: Rows[int]) -> bool:
+    def _overwritten(self, sequence: Sequence, keys: Rows[bytes]) -> bool:
         """Whether rings no longer have the first of its blocks that is new."""
         if self._runner.ring is None:
             return False
-        first = self._blocks.known(tokens, sequence.adapter.seed) * BLOCK_TOKENS
+        first = self._blocks.known(keys) * BLOCK_TOKENS
         return first + self._runner.ring < sequence.written + self._max_draft
 
     def _keep_state(self, sequence: Sequence, key: bytes) -> None:

@@ -19,6 +19,7 @@ from emlxd.core import (
 from emlxd.graph.batch import Begin
 from emlxd.text.answer import Answer, Piece
 from emlxd.worker.mailbox import Generation
+from emlxd.worker.prefix_cache import BlockKeys
 from emlxd.worker.speculation import PromptLookup
 
 
@@ -56,7 +57,8 @@ class Sequence:
     Of models with a recurrent state: prefill pauses after each of ``stops`` tokens, because the state there
     is to be kept. ``checkpoint`` is where the prefix cache keeps the state after ``state_at`` tokens.
 
-    ``leader`` is the first answer to the same prompt, of which this one copies what it can.
+    ``leader`` is the first answer to the same prompt, of which this one copies what it can; ``joined`` says
+    that it has. ``keys`` are those of the prompt's and the answer's blocks.
     """
 
     request: GenerateRequest
@@ -75,6 +77,8 @@ class Sequence:
     prefilled: int = 0
     cached: int = 0
     stops: set[int] = field(default_factory=set)
+    keys: BlockKeys = field(init=False)
+    joined: bool = False
     checkpoint: int | None = None
     state_at: int = 0
     dispatched: int = 0
@@ -84,6 +88,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.context = self.request.prompt
+        self.keys = BlockKeys(self.adapter.seed)
 
     @property
     def running(self) -> bool:
@@ -178,7 +183,7 @@ class Sequence:
         """Forgets the device's state: prompt and answer so far are to be prefilled again."""
         self.context = (*self.request.prompt, *self.answer)
         self.prefilled, self.dispatched, self.slot = 0, len(self.answer), -1
-        self.checkpoint = None
+        self.checkpoint, self.joined = None, False
         self.scores.clear()
 
     def finished(self, reason: FinishReason, now: float) -> Finished:

@@ -158,6 +158,15 @@ def test_answers_to_one_prompt_share_its_prefill() -> None:
     assert harness.runner.copied[:2] == [79, 79]
 
 
+def test_answers_to_one_prompt_look_it_up_once_each() -> None:
+    """Also where nothing is found, and other prompts are prefilled before theirs."""
+    harness = Harness(rule, slots=2, chunk=8)
+    listener = harness.submit(request(1, range(1, 401), max_tokens=1, n=6))
+    harness.run()
+    assert [isinstance(event, Finished) for event in listener.events].count(True) == 6
+    assert harness.engine.prefixes.query_tokens <= 6 * 400
+
+
 def test_a_prompt_that_is_known_is_not_computed_again() -> None:
     harness = Harness(rule, chunk=1024, blocks=8)
     prompt = [1 + number % 90 for number in range(300)]

@@ -184,6 +184,20 @@ async def test_a_model_that_was_idle_for_long_is_not_stuck_when_it_begins(
     assert 0 < ages[0] < 500
 
 
+async def test_a_worker_that_has_ended_is_not_stuck(
+    make_worker: MakeWorker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a step that failed for good has left undone."""
+    worker = make_worker()
+    await worker.start()
+    monkeypatch.setattr(Engine, "idle", False)
+    worker._heartbeat -= 1000
+    assert worker.heartbeat_age >= 1000
+    runner.steps.release(10)
+    await worker.close()
+    assert worker.busy and worker.heartbeat_age == 0
+
+
 async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
     worker = make_worker()
     await worker.start()
