@@ -64,8 +64,12 @@ async def _score_pairs(
 
 
 def _fitting(worker: Reranker, pair: TokenizedText, truncate: bool) -> TokenizedText:
-    """The pair with its document cut if need be. Raises RequestError if that is not wanted or not enough."""
+    """The pair with its document cut if need be. Raises RequestError if that is not wanted or not enough,
+    and if there is nothing to read.
+    """
     limit, found = worker.info.max_context, len(pair.tokens)
+    if not found:
+        raise RequestError("The query and a document are empty.", param="query", code="invalid_value")
     if found <= limit:
         return pair
     if pair.second_at >= limit or not truncate:

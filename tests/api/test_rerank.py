@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from emlxd.core import TokenizedText
 from tests.api.conftest import Server, start_server
 from tests.api.test_errors import error_of
 from tests.fakes import FakeEmbedder, FakeRegistry, FakeReranker
@@ -91,3 +92,17 @@ async def test_a_model_that_writes_does_not_rank() -> None:
         body = {"model": "fake", "query": "a", "documents": ["b"]}
         error = error_of(await http.post("/v1/rerank", json=body), 400)
         assert error["param"] == "model" and "does not rank" in error["message"]
+
+
+async def test_a_pair_of_which_nothing_is_left_is_told(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer may drop spaces and add nothing of its own."""
+
+    async def encode_pair(self: FakeReranker, first: str, second: str) -> TokenizedText:
+        return TokenizedText(tuple((first + second).strip().encode()), len(first.strip()))
+
+    monkeypatch.setattr(FakeReranker, "encode_pair", encode_pair)
+    body = {"model": "fake", "query": " ", "documents": ["abc", "  "]}
+    error = error_of(await http.post("/v1/rerank", json=body), 400)
+    assert (error["param"], error["code"]) == ("query", "invalid_value")
