@@ -82,8 +82,8 @@ class Resident:
 class Residents:
     """Everything in memory, within ``budget`` bytes. ``now`` is a monotonic clock in seconds.
 
-    For metrics, ``loads`` are counted by model and result, ``unloads`` by model and reason, and ``gone``
-    holds what the workers have done that have left, by model.
+    For metrics, ``loads`` are counted by model and result, ``unloads`` by model and reason, and
+    ``counts_of_gone`` holds what the workers have done that have left, by model.
     """
 
     def __init__(

@@ -18,20 +18,21 @@ class KVCache:
     A step cannot write in place what it has read, and it reads a state before it writes it: if the states of
     all slots were one array, every step would copy all of them. So a step over the first slots gets arrays
     with the states of these alone.
+
+    ``rings``: the size of the ring that each of ``by_token`` is, or None.
     """
 
     def __init__(self, spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> None:
         self.layers = empty_layers(spec, slots, max_context, dtype)
-        self._kept = [spec.kept(layer, max_context) for layer in spec.layers]
+        kept = [(n, spec.kept(layer, max_context)) for n, layer in enumerate(spec.layers)]
+        places = [(layer, index, one) for layer, parts in kept for index, one in enumerate(parts)]
+        self._by_token = [(layer, index) for layer, index, one in places if one.by_token]
+        self._states = [(layer, index) for layer, index, one in places if not one.by_token]
+        self.rings = [one.ring for _, _, one in places if one.by_token]
         self._max_context = max_context
         self._slots = slots
         self._first = slots
         self._others: list[mx.array] = []  # states of the slots after the first ones
-
-    @property
-    def rings(self) -> list[int | None]:
-        """The size of the ring that each of ``by_token`` is, or None."""
-        return [self._kept[layer][index].ring for layer, index in self._places(by_token=True)]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -40,25 +41,25 @@ class KVCache:
     @property
     def by_token(self) -> list[mx.array]:
         """Keys, values, latents: [slots, heads, max_context, dim] each, or fewer positions in a ring."""
-        return [self.layers[layer][index] for layer, index in self._places(by_token=True)]
+        return [self.layers[layer][index] for layer, index in self._by_token]
 
     def states(self) -> list[mx.array]:
         """What stands for all tokens of a slot: [slots, ...] each, brought together."""
         self.give_states(self._slots)
-        return [self.layers[layer][index] for layer, index in self._places(by_token=False)]
+        return [self.layers[layer][index] for layer, index in self._states]
 
     def states_of(self, slot: int) -> list[mx.array]:
         """Those of one slot: [...] each."""
         if slot >= self._first:
             self.give_states(self._slots)
-        return [self.layers[layer][index][slot] for layer, index in self._places(by_token=False)]
+        return [self.layers[layer][index][slot] for layer, index in self._states]
 
     def give_states(self, first: int) -> None:
         """Leaves in ``layers`` the states of the ``first`` slots, a row each, and sets the others aside."""
         if first == self._first:
             return
         at, others = mx.arange(self._slots), []
-        for number, (layer, index) in enumerate(self._places(by_token=False)):
+        for number, (layer, index) in enumerate(self._states):
             whole = self.layers[layer][index]
             if self._others:
                 whole = mx.concatenate([whole, self._others[number]])
@@ -91,14 +92,6 @@ class KVCache:
             array[target, :, :size] = array[source, :, :size]
         for array in self.states():
             array[target] = array[source]
-
-    def _places(self, *, by_token: bool) -> list[tuple[int, int]]:
-        return [
-            (layer, index)
-            for layer, kept in enumerate(self._kept)
-            for index, one in enumerate(kept)
-            if one.by_token == by_token
-        ]
 
 
 def empty_layers(spec: ModelSpec, slots: int, max_context: int, dtype: mx.Dtype) -> LayerArrays:

@@ -100,10 +100,10 @@ class Engine:
         if self._speculate():
             return
         if self._scheduler.prefilling:  # a prompt can take long to dispatch
-            self._accept_landed()
+            self._take(self._flights.landed())
         self._launch_prefill()
         self._launch_decode()
-        self._accept_landed()
+        self._take(self._flights.landed())
         self.prefixes.spill()
         self._flights.land()
 
@@ -153,9 +153,7 @@ class Engine:
 
     def settle(self) -> None:
         """Receives all that is in flight, so that nothing of this model runs on the device."""
-        self._receive_all()
-        self._free_slots()
-        self._mailbox.flush()
+        self._take(self._flights.all())
 
     def fail_all(self, error: EmlxdError) -> None:
         """Ends every request with ``error``. The runner, which may be broken, is not asked for anything."""
@@ -262,7 +260,8 @@ class Engine:
         if any(sequence and sequence.output.guarded for sequence in sequences):
             # Masks depend on the tokens before: these are read while the device is at the forward pass.
             self._runner.forward(positions)
-            self._receive_all()
+            for landed in self._flights.all():
+                self._accept_tokens(landed)
             pending = self._runner.sample([self._mask(sequence) for sequence in sequences])
         else:
             pending = self._runner.decode(positions)
@@ -280,12 +279,8 @@ class Engine:
             self._fail_one(sequence, error)
             return None
 
-    def _receive_all(self) -> None:
-        for landed in self._flights.all():
-            self._accept_tokens(landed)
-
-    def _accept_landed(self) -> None:
-        for landed in self._flights.landed():
+    def _take(self, steps: Iterable[Landed]) -> None:
+        for landed in steps:
             self._accept_tokens(landed)
         self._free_slots()
         self._mailbox.flush()

@@ -38,7 +38,6 @@ class Generation:
         self.request = request
         self._cancel = cancel
         self._spent = spent
-        self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._weight = 0
         self._arrived = asyncio.Event()
