@@ -193,6 +193,15 @@ def test_the_bytes_of_states_are_predicted(tmp_path: Path, prefix: int) -> None:
     assert left < active / 100
 
 
+def test_layers_that_borrow_keys_and_values_keep_none(tmp_path: Path) -> None:
+    tiny.save(tmp_path, *oracle_of("gemma4_text", max_position_embeddings=512))
+    settings = entry(tmp_path, slots=16, prefill_chunk=64)
+    predicted = predict(settings, tmp_path)
+    active, peak, _ = use(tmp_path, settings)
+    assert active == pytest.approx(predicted.total - predicted.activations, rel=0.1)
+    assert peak <= 1.1 * predicted.total
+
+
 @pytest.mark.model
 def test_the_bytes_of_the_default_model_are_predicted() -> None:
     path = locate(Source(**DEFAULT_SOURCE))

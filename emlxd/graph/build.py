@@ -9,9 +9,10 @@ from emlxd.graph.attention import Scoring
 from emlxd.graph.build_feed_forward import build_feed_forward
 from emlxd.graph.build_recurrent import build_recurrent
 from emlxd.graph.latent_attention import LatentAttention, Queries
-from emlxd.graph.layers import HeadNorm, Norm, Parallel, fuse
+from emlxd.graph.layer_inputs import InputGate, LayerInputs
+from emlxd.graph.layers import Embedding, HeadNorm, Norm, Parallel, fuse
 from emlxd.graph.rope import Rope
-from emlxd.graph.self_attention import AllHeadsNorm, SelfAttention
+from emlxd.graph.self_attention import AllHeadsNorm, BorrowingAttention, SelfAttention
 from emlxd.graph.spec import LatentSpec, LayerSpec, ModelSpec, NormSpec
 from emlxd.graph.taker import Taker
 from emlxd.graph.transformer import Layer, Mixer
@@ -24,7 +25,7 @@ def build_layer(
     prefix = f"model.layers.{index}"
 
     def norm(place: str) -> Norm | None:
-        if place not in spec.norm_places:
+        if place not in spec.norm_places or (place == "mlp_in" and layer.experts and layer.experts.beside):
             return None
         return take.norm(f"{prefix}.{place}", spec.norm, spec.hidden_size)
 
@@ -34,13 +35,39 @@ def build_layer(
             if layer.recurrent
             else _attention(take, spec, layer, f"{prefix}.self_attn", rope)
         ),
-        feed_forward=build_feed_forward(take, spec, layer.experts, f"{prefix}.mlp", functions.activation),
+        feed_forward=build_feed_forward(take, spec, layer, prefix, functions.activation),
         attention_in=norm("attention_in"),
         attention_out=norm("attention_out"),
         mlp_in=norm("mlp_in"),
         mlp_out=norm("mlp_out"),
         parallel=spec.parallel,
         residual_scale=spec.residual_scale,
+        input_gate=_input_gate(take, spec, prefix, functions) if spec.layer_inputs else None,
+        scale=take.vector(f"{prefix}.layer_scalar", 1) if spec.layer_scale else None,
+    )
+
+
+def build_layer_inputs(take: Taker, spec: ModelSpec) -> LayerInputs | None:
+    """What the layers are told of the tokens themselves, if they are told anything."""
+    width = spec.layer_inputs
+    if not width:
+        return None
+    rows = len(spec.layers) * width
+    table = take.matrix("model.embed_tokens_per_layer", spec.layer_vocab_size, rows)
+    return LayerInputs(
+        table=Embedding(table, take.dtype),
+        projection=take.linear("model.per_layer_model_projection", rows, spec.hidden_size),
+        norm=take.norm("model.per_layer_projection_norm", spec.norm, width),
+        width=width,
+    )
+
+
+def _input_gate(take: Taker, spec: ModelSpec, prefix: str, functions: Functions) -> InputGate:
+    return InputGate(
+        gate=take.linear(f"{prefix}.per_layer_input_gate", spec.layer_inputs, spec.hidden_size),
+        out=take.linear(f"{prefix}.per_layer_projection", spec.hidden_size, spec.layer_inputs),
+        norm=take.norm(f"{prefix}.post_per_layer_input_norm", spec.norm, spec.hidden_size),
+        activation=functions.activation,
     )
 
 
@@ -48,28 +75,59 @@ def _attention(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope
     if spec.latent and rope:
         return _latent_attention(take, spec, spec.latent, prefix, rope)
     sinks = take.vector(f"{prefix}.sinks", spec.heads) if spec.sinks else None
+    scoring = Scoring(spec.attention_scale, spec.attention_soft_cap, sinks)
+    width = spec.heads * layer.head_dim
+    out = take.linear(f"{prefix}.o_proj", spec.hidden_size, width, spec.attention_out_bias)
+    if layer.source is not None:
+        return BorrowingAttention(
+            queries=_queries_alone(take, spec, layer, prefix),
+            out=out,
+            head_dim=layer.head_dim,
+            norm=_query_norm(take, spec, layer, prefix),
+            rope=rope,
+            window=layer.window,
+            ring=layer.ring,
+            scoring=scoring,
+        )
     return SelfAttention(
-        qkv=_qkv(take, spec, prefix),
-        out=take.linear(
-            f"{prefix}.o_proj", spec.hidden_size, spec.heads * spec.head_dim, spec.attention_out_bias
-        ),
+        qkv=_qkv(take, spec, layer, prefix),
+        out=out,
         heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        norm=_qk_norm(take, spec, prefix),
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        norm=_qk_norm(take, spec, layer, prefix),
         rope=rope,
         window=layer.window,
         ring=layer.ring,
-        scoring=Scoring(spec.attention_scale, spec.attention_soft_cap, sinks),
+        scoring=scoring,
         gated=spec.attention_gate,
+        values_are_keys=layer.values_are_keys,
+        value_eps=spec.norm.eps if spec.value_norm else None,
     )
 
 
-def _qkv(take: Taker, spec: ModelSpec, prefix: str) -> Parallel:
-    hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+def _queries_alone(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> Parallel:
+    """Some checkpoints have keys and values for layers that borrow them, of no use."""
+    for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight"):
+        if take.has(f"{prefix}.{name}"):
+            take.drop(f"{prefix}.{name}")
+    rows = spec.heads * layer.head_dim
+    return Parallel((take.linear(f"{prefix}.q_proj", rows, spec.hidden_size, spec.qkv_bias),))
+
+
+def _query_norm(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> HeadNorm | None:
+    if spec.qk_norm is None:
+        return None
+    norm = spec.qk_norm_spec or spec.norm
+    weight = take.norm(f"{prefix}.q_norm", norm, layer.head_dim).weight
+    return take.evaluated(HeadNorm(norm, mx.broadcast_to(weight, (spec.heads, layer.head_dim))))
+
+
+def _qkv(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> Parallel:
+    hidden, q, kv = spec.hidden_size, spec.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     if take.has(f"{prefix}.qkv_proj.weight"):
         return Parallel((take.linear(f"{prefix}.qkv_proj", q + 2 * kv, hidden, spec.qkv_bias),))
-    sizes = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    sizes = {"q_proj": q, "k_proj": kv} | ({} if layer.values_are_keys else {"v_proj": kv})
     if spec.attention_gate:
         own = take.has(f"{prefix}.gate_proj.weight")
         sizes |= {"gate_proj": q} if own else {"q_proj": 2 * q}
@@ -85,26 +143,25 @@ def _qkv(take: Taker, spec: ModelSpec, prefix: str) -> Parallel:
     return take.evaluated(fuse(parts))
 
 
-def _qk_norm(take: Taker, spec: ModelSpec, prefix: str) -> HeadNorm | AllHeadsNorm | None:
-    norm, dim = spec.qk_norm_spec or spec.norm, spec.head_dim
+def _qk_norm(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> HeadNorm | AllHeadsNorm | None:
+    norm, dim = spec.qk_norm_spec or spec.norm, layer.head_dim
     if spec.qk_norm is None:
         return None
     if spec.qk_norm == "all_heads":
         return AllHeadsNorm(
             take.norm(f"{prefix}.q_norm", norm, spec.heads * dim),
-            take.norm(f"{prefix}.k_norm", norm, spec.kv_heads * dim),
+            take.norm(f"{prefix}.k_norm", norm, layer.kv_heads * dim),
             spec.heads,
         )
     parts = [
-        mx.broadcast_to(_head_weight(take, f"{prefix}.{name}", spec, norm, heads), (heads, dim))
-        for name, heads in (("q_norm", spec.heads), ("k_norm", spec.kv_heads))
+        mx.broadcast_to(_head_weight(take, f"{prefix}.{name}", spec, norm, heads, dim), (heads, dim))
+        for name, heads in (("q_norm", spec.heads), ("k_norm", layer.kv_heads))
     ]
     return take.evaluated(HeadNorm(norm, mx.concatenate(parts)))
 
 
-def _head_weight(take: Taker, stem: str, spec: ModelSpec, norm: NormSpec, heads: int) -> mx.array:
+def _head_weight(take: Taker, stem: str, spec: ModelSpec, norm: NormSpec, heads: int, dim: int) -> mx.array:
     """One weight for all heads, or one for each: as a matrix or as so many vectors."""
-    dim = spec.head_dim
     if take.has(f"{stem}.norms.0.weight"):
         return mx.stack([take.vector(f"{stem}.norms.{head}.weight", dim) for head in range(heads)])
     shape = (dim,) if spec.qk_norm == "head" else (heads, dim)

@@ -8,19 +8,41 @@ import mlx.core as mx
 
 from emlxd.graph.activations import Activation
 from emlxd.graph.delta import Delta, join_deltas
-from emlxd.graph.layers import Mlp, Parallel, fuse
-from emlxd.graph.moe import ExpertLinear, Experts, Moe
-from emlxd.graph.spec import ExpertsSpec, ModelSpec
+from emlxd.graph.layers import Mlp, Norm, Parallel, fuse
+from emlxd.graph.moe import ExpertLinear, Experts, Moe, MoeBeside
+from emlxd.graph.spec import ExpertsSpec, LayerSpec, ModelSpec
 from emlxd.graph.taker import Taker
 from emlxd.graph.weights import fuse_rows, stack
 
 
 def build_feed_forward(
-    take: Taker, spec: ModelSpec, experts: ExpertsSpec | None, prefix: str, activation: Activation
-) -> Mlp | Moe:
-    if experts:
-        return _moe(take, spec, experts, prefix, activation)
-    return _mlp(take, spec, prefix, spec.intermediate_size, activation)
+    take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, activation: Activation
+) -> Mlp | Moe | MoeBeside:
+    """That of the layer called ``prefix``."""
+    experts, stem = layer.experts, f"{prefix}.mlp"
+    if experts is None:
+        return _mlp(take, spec, stem, layer.width, activation)
+    moe = _moe(take, spec, experts, stem, activation)
+    return _beside(take, spec, layer, prefix, moe, activation) if experts.beside else moe
+
+
+def _beside(
+    take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, moe: Moe, activation: Activation
+) -> MoeBeside:
+    def norm(place: str) -> Norm:
+        return take.norm(f"{prefix}.{place}", spec.norm, spec.hidden_size)
+
+    scale = take.vector(f"{prefix}.mlp.router_scale", spec.hidden_size)
+    return MoeBeside(
+        plain=_mlp(take, spec, f"{prefix}.mlp", layer.width, activation),
+        plain_in=norm("mlp_in"),
+        plain_out=norm("plain_out"),
+        moe=moe,
+        router_in=Norm(spec.norm, scale * spec.hidden_size**-0.5),
+        experts_in=norm("experts_in"),
+        experts_out=norm("experts_out"),
+        expert_scale=take.vector(f"{prefix}.mlp.expert_scale", moe.spec.count, dtype=mx.float32),
+    )
 
 
 def _mlp(take: Taker, spec: ModelSpec, prefix: str, width: int, activation: Activation) -> Mlp:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from emlxd.errors import ModelFormatError
 from emlxd.graph import spec_parts as parts
@@ -31,13 +33,24 @@ def spec_of(config: Config, where: str) -> ModelSpec:
     c = {**family.defaults, **{key: value for key, value in config.items() if value is not None}}
     with parts.bad_config_named(where):
         fields = parts.common(c) | family.fields(c)
-        spec = ModelSpec(**fields, layers=_shared(parts.layers(c, family.layer)))
+        layers = [_sized(layer, fields) for layer in parts.layers(c, family.layer)]
+        spec = ModelSpec(**fields, layers=_shared(layers))
         _check_rotation(spec)
     _check(spec, where)
     return spec
 
 
-def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+def _sized(layer: LayerSpec, fields: Mapping[str, Any]) -> LayerSpec:
+    """With the model's sizes where it has none of its own."""
+    return replace(
+        layer,
+        head_dim=layer.head_dim or fields["head_dim"],
+        kv_heads=layer.kv_heads or fields["kv_heads"],
+        width=layer.width or fields["intermediate_size"],
+    )
+
+
+def _shared(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Equal rotations become one object, and so one table."""
     ropes = [layer.rope for layer in layers]
     return tuple(replace(layer, rope=ropes[ropes.index(layer.rope)]) for layer in layers)
@@ -56,6 +69,8 @@ def _check(spec: ModelSpec, where: str) -> None:
     if min(*sizes, *counts) < 1 or max(*sizes, *counts) > MAX_SIZE or spec.heads % spec.kv_heads:
         raise ModelFormatError(f"{where}: config describes an impossible model: {spec}")
     for layer in spec.layers:
+        if min(layer.head_dim, layer.width, layer.kv_heads) < 1 or spec.heads % layer.kv_heads:
+            raise ModelFormatError(f"{where}: config describes an impossible layer: {layer}")
         if layer.recurrent and not _possible(layer.recurrent):
             raise ModelFormatError(f"{where}: config describes an impossible layer: {layer.recurrent}")
         experts = layer.experts

@@ -15,7 +15,7 @@ from emlxd.graph.expert_families import WITH_EXPERTS
 from emlxd.graph.family import Family
 from emlxd.graph.names import SANDWICH
 from emlxd.graph.recurrent_families import RECURRENT
-from emlxd.graph.spec import NormSpec
+from emlxd.graph.spec import ExpertsSpec, NormSpec
 from emlxd.graph.spec_parts import Config
 
 POST: Final = {"norm_places": ("attention_out", "mlp_out")}
@@ -43,6 +43,49 @@ def _gemma3_layer(c: Config, i: int) -> dict[str, Any]:
     local = (c.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
     base = float(local or c.get("rope_local_base_freq", 10000.0))
     return parts.window(c) | {"rope": parts.rope(c, base=base, scaling=None)}
+
+
+def _gemma4(c: Config) -> dict[str, Any]:
+    return {
+        **parts.QK_NORM,
+        **parts.SANDWICHED,
+        "activation": parts.activation(c, "gelu_pytorch_tanh", "hidden_activation"),
+        "embedding_scale": c["hidden_size"] ** 0.5,
+        "attention_scale": 1.0,
+        "logit_soft_cap": float(c.get("final_logit_softcapping") or 0),
+        "value_norm": True,
+        "layer_scale": True,
+        "layer_inputs": int(c["hidden_size_per_layer_input"]),
+        "layer_vocab_size": int(c["vocab_size_per_layer_input"]),
+    }
+
+
+def _gemma4_layer(c: Config, i: int) -> dict[str, Any]:
+    types = c.get("layer_types") or [
+        "full_attention" if (n + 1) % int(c["sliding_window_pattern"]) == 0 else "sliding_attention"
+        for n in range(parts.layer_count(c))
+    ]
+    kind, owners = types[i], parts.layer_count(c) - int(c["num_kv_shared_layers"])
+    wide = i >= owners > 0 and c["use_double_wide_mlp"]
+    layer: dict[str, Any] = {"width": (2 if wide else 1) * int(c["intermediate_size"])}
+    if i >= owners:
+        layer["source"] = owners - 1 - types[:owners][::-1].index(kind)
+    if c["enable_moe_block"]:
+        layer["experts"] = ExpertsSpec(
+            count=int(c["num_experts"]),
+            chosen=int(c["top_k_experts"]),
+            width=int(c["moe_intermediate_size"]),
+            scores="softmax_chosen",
+            beside=True,
+        )
+    if kind == "sliding_attention":
+        dim = parts.head_dim_of(c)
+        return layer | parts.window(c) | {"rope": parts.rope(c, kind, dims=dim)}
+    dim = int(c.get("global_head_dim") or parts.head_dim_of(c))
+    if tied := bool(c["attention_k_eq_v"]):
+        layer["kv_heads"] = int(c.get("num_global_key_value_heads") or c["num_key_value_heads"])
+    rope = parts.rope(c, kind, dims=dim)
+    return layer | {"rope": rope, "head_dim": dim, "values_are_keys": tied}
 
 
 def _olmo3_layer(c: Config, i: int) -> dict[str, Any]:
@@ -181,6 +224,49 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "max_position_embeddings": 131072,
         },
     ),
+    "gemma4_text": Family(
+        "Gemma 4 (text)",
+        _gemma4,
+        _gemma4_layer,
+        names={
+            **SANDWICH,
+            "plain_out": "post_feedforward_layernorm_1",
+            "experts_in": "pre_feedforward_layernorm_2",
+            "experts_out": "post_feedforward_layernorm_2",
+            "mlp.router": "router.proj",
+            "mlp.router_scale": "router.scale",
+            "mlp.expert_scale": "router.per_expert_scale",
+            "mlp.stacked": ("experts.switch_glu", "experts"),
+        },
+        defaults={
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "sliding_window": 512,
+            "sliding_window_pattern": 5,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 262144,
+            "max_position_embeddings": 131072,
+            "final_logit_softcapping": 30.0,
+            "attention_k_eq_v": False,
+            "use_double_wide_mlp": True,
+            "enable_moe_block": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1e6,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+        ignored=("input_max", "input_min", "output_max", "output_min"),
+    ),
     "glm": Family(
         "GLM 4 9B (2024)",
         lambda _: {"attention_out_bias": False},
@@ -259,6 +345,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 ALIASES: Final[Mapping[str, str]] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text",
     "iquestcoder": "llama",
     "joyai_llm_flash": "deepseek_v3",
     "kimi_k2": "deepseek_v3",

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from emlxd.graph.adapters import open_adapters
-from emlxd.graph.build import build_layer
+from emlxd.graph.build import build_layer, build_layer_inputs
 from emlxd.graph.checkpoint import Checkpoint
 from emlxd.graph.delta import Chosen
 from emlxd.graph.device import Device
@@ -59,6 +59,7 @@ def load_transformer(
         embedding = Embedding(take.matrix("model.embed_tokens", spec.vocab_size, spec.hidden_size), compute)
         norm = take.norm("model.norm", spec.norm, spec.hidden_size)
         head = _head(take, spec, embedding)
+        layer_inputs = build_layer_inputs(take, spec)
     layers = _layers(take, spec, device, max_context, compile, turn)
     take.finish()
     return Transformer(
@@ -71,6 +72,7 @@ def load_transformer(
         attention=device.attention(compute, compile=compile),
         adapters=adapted.chosen if adapted else Chosen(),
         by_layers=device.prefills_by_layers,
+        layer_inputs=layer_inputs,
     )
 
 

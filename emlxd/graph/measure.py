@@ -94,7 +94,7 @@ def measure(path: Path, quantize: Quantization | None = None, adapters: Sequence
         windows=tuple((window, values) for window, values in by_window.items() if window),
         state_values=sum(values for values, one, _ in kept if not one.by_token and not one.exact),
         exact_values=sum(values for values, one, _ in kept if not one.by_token and one.exact),
-        widest_row=mixer + 2 * spec.intermediate_size + 2 * spec.hidden_size,
+        widest_row=mixer + 2 * max(layer.width for layer in spec.layers) + 2 * spec.hidden_size,
         heads=spec.heads,
         vocab_size=spec.vocab_size,
         max_position=spec.max_position,
@@ -112,7 +112,7 @@ def _packed_values(tensors: Sequence[StoredTensor], spec: ModelSpec) -> int:
 def _mixer_row(spec: ModelSpec, layer: LayerSpec) -> int:
     if layer.recurrent:
         return layer.recurrent.widest_row
-    return (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    return (spec.heads + 2 * layer.kv_heads) * layer.head_dim
 
 
 def _of_gguf(info: TensorInfo, quantize: Quantization | None) -> StoredTensor:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from emlxd.graph.activations import Activation
 from emlxd.graph.delta import Delta
-from emlxd.graph.layers import Linear, Mlp, arrays_in
+from emlxd.graph.layers import Linear, Mlp, Norm, arrays_in
 from emlxd.graph.spec import ExpertsSpec
 from emlxd.graph.weights import Weight
 
@@ -130,6 +130,34 @@ class Moe:
         idle = (1 - self.spec.chosen / self.spec.count) ** rows
         experts = arrays_in((self.experts.gate_up, self.experts.down))
         return round(idle * sum(array.nbytes for array in experts))
+
+
+@dataclass(frozen=True, slots=True)
+class MoeBeside:
+    """Experts beside a plain feed-forward layer, as in Gemma 4: every part has norms of its own.
+
+    ``expert_scale`` [experts] multiplies what an expert gives.
+    """
+
+    plain: Mlp
+    plain_in: Norm
+    plain_out: Norm
+    moe: Moe
+    router_in: Norm
+    experts_in: Norm
+    experts_out: Norm
+    expert_scale: mx.array
+
+    def __call__(self, x: mx.array) -> mx.array:
+        moe = self.moe
+        chosen, weights = _softmax_chosen(moe.router(self.router_in(x)).astype(mx.float32), moe)
+        weights = (weights * self.expert_scale[chosen]).astype(x.dtype)
+        found = (moe.experts(self.experts_in(x), chosen) * weights[..., None]).sum(axis=-2)
+        return self.plain_out(self.plain(self.plain_in(x))) + self.experts_out(found)
+
+    def idle_bytes(self, rows: int) -> int:
+        """As that of ``Moe``."""
+        return self.moe.idle_bytes(rows)
 
 
 Route = Callable[[mx.array, Moe], tuple[mx.array, mx.array]]

@@ -107,6 +107,13 @@ def _longrope(plain: list[float], scaling: Mapping[str, Any], spec: RopeSpec, ma
     return Waves([length * factor for length, factor in zip(plain, factors, strict=True)], magnitude)
 
 
+def _proportional(plain: list[float], scaling: Mapping[str, Any], spec: RopeSpec, _: int) -> Waves:
+    """The first waves of all dimensions as they are; the others do not turn."""
+    turning = int(spec.dims * float(scaling.get("partial_rotary_factor", 1.0))) // 2
+    factor = float(scaling.get("factor", 1.0))
+    return Waves([factor * length for length in plain[:turning]] + [math.inf] * (len(plain) - turning))
+
+
 _SCALINGS: Final[Mapping[str, Callable[..., Waves]]] = {
     "default": _default,
     "linear": _linear,
@@ -118,6 +125,7 @@ _SCALINGS: Final[Mapping[str, Callable[..., Waves]]] = {
     "deepseek_yarn": _yarn,
     "telechat3-yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
     "su": _longrope,
 }
 

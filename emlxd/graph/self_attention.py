@@ -33,7 +33,10 @@ class AllHeadsNorm:
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """``rope``, ``window`` and ``ring`` as in ``LayerSpec``; ``gated`` as ``ModelSpec.attention_gate``."""
+    """``rope``, ``window``, ``ring`` and ``values_are_keys`` as in ``LayerSpec``.
+
+    ``gated`` as ``ModelSpec.attention_gate``; ``value_eps`` is that of its ``value_norm``.
+    """
 
     qkv: Parallel
     out: Linear
@@ -46,12 +49,19 @@ class SelfAttention:
     ring: int | None
     scoring: Scoring
     gated: bool = False
+    values_are_keys: bool = False
+    value_eps: float | None = None
 
     def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
         keys, values = kept
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
-        qk, v, *gate = mx.split(qkv, self._ends, axis=2)
+        if self.values_are_keys:
+            qk, v, gate = qkv, qkv[:, :, self.heads :], []
+        else:
+            qk, v, *gate = mx.split(qkv, self._ends, axis=2)
+        if self.value_eps is not None:
+            v = mx.fast.rms_norm(v, None, self.value_eps)
         if self.norm is not None:
             qk = self.norm(qk)
         if self.rope is not None:
@@ -73,3 +83,30 @@ class SelfAttention:
         """Where queries with keys, and values, end among the heads that are computed together."""
         keys, values = self.heads + self.kv_heads, self.heads + 2 * self.kv_heads
         return [keys, values] if self.gated else [keys]
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowingAttention:
+    """Queries alone: keys and values are those that another layer has written in this step and before."""
+
+    queries: Parallel
+    out: Linear
+    head_dim: int
+    norm: HeadNorm | None
+    rope: Rope | None
+    window: int | None
+    ring: int | None
+    scoring: Scoring
+
+    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
+        """``kept`` is what the other layer keeps."""
+        keys, values = kept
+        batch, length, _ = x.shape
+        q = self.queries(x).reshape(batch, length, -1, self.head_dim)
+        if self.norm is not None:
+            q = self.norm(q)
+        if self.rope is not None:
+            q = step.rotate(self.rope, q)
+        k, v = read(keys, step.place, self.ring), read(values, step.place, self.ring)
+        out = step.attend(q.swapaxes(1, 2), k, v, self.window, self.scoring)
+        return self.out(out.swapaxes(1, 2).reshape(batch, length, -1))

@@ -68,7 +68,8 @@ class ExpertsSpec:
     weighing; None: if the checkpoint has one. With ``groups`` only the experts of the best ``top_groups`` may
     be chosen, a group being as good as its best expert or its best two (``group_score``). ``shared_width`` is
     that of the expert which sees every token; ``shared_gate`` weighs it. ``interleaved``: rows of the gate
-    and the linear part alternate where a checkpoint stores them as one.
+    and the linear part alternate where a checkpoint stores them as one. ``beside``: they are added to a plain
+    feed-forward layer, each with norms of its own, as in Gemma 4.
     """
 
     count: int
@@ -87,6 +88,7 @@ class ExpertsSpec:
     bias: bool = False
     interleaved: bool = False
     jitter: float = 0.0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,11 @@ class LayerSpec:
     """What may differ from layer to layer. ``rope`` may be None; ``window`` is how far back it sees.
 
     ``recurrent`` stands in the place of attention. A layer with a ``ring`` keeps only so many of the last
-    positions, position p at place p modulo ``ring``, and has one more place that nobody reads.
+    positions, position p at place p modulo ``ring``, and has one more place that nobody reads. ``width`` is
+    that of its plain feed-forward layer.
+
+    ``values_are_keys``: values are what keys are before they are normalised. A layer with a ``source`` has
+    neither of its own: it looks at those of the layer with this number, which has the same window and heads.
     """
 
     rope: RopeSpec | None
@@ -102,6 +108,11 @@ class LayerSpec:
     experts: ExpertsSpec | None = None
     recurrent: RecurrentSpec | None = None
     ring: int | None = None
+    head_dim: int = 0  # the model's, as are the next two
+    kv_heads: int = 0
+    width: int = 0
+    values_are_keys: bool = False
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,10 @@ class ModelSpec:
     ``parallel`` gives both the same input. ``qk_norm``: over each head of the queries and keys, or over all
     of them. ``attention_gate``: each head's output is weighed by what the query projection also makes.
     ``tied_head`` None: tied if the checkpoint has no head. ``position_scale`` (beta, n) multiplies
-    the query at position p by 1 + beta log(1 + floor(p / n)).
+    the query at position p by 1 + beta log(1 + floor(p / n)). ``value_norm``: each head of the values is
+    normalised too, without a weight. ``layer_scale``: a number multiplies what a layer gives.
+    ``layer_inputs``: the size of what every layer is given of the token itself, by a table of
+    ``layer_vocab_size`` rows.
     """
 
     architecture: str
@@ -146,15 +160,21 @@ class ModelSpec:
     logit_scale: float = 1.0
     position_scale: tuple[float, int] | None = None
     latent: LatentSpec | None = None
+    value_norm: bool = False
+    layer_scale: bool = False
+    layer_inputs: int = 0
+    layer_vocab_size: int = 0
 
     def kept(self, layer: LayerSpec, max_context: int) -> tuple[Kept, ...]:
         """What a layer keeps for a slot: keys and values, latents, or states."""
         if layer.recurrent:
             return layer.recurrent.states
+        if layer.source is not None:
+            return ()
         if latent := self.latent:
             return Kept((1, max_context, latent.rank)), Kept((1, max_context, latent.rope_dim))
         positions = layer.ring + 1 if layer.ring else max_context
-        tokens = Kept((self.kv_heads, positions, self.head_dim), ring=layer.ring)
+        tokens = Kept((layer.kv_heads, positions, layer.head_dim), ring=layer.ring)
         return tokens, tokens
 
     def with_rings(self, max_context: int, step_tokens: int) -> ModelSpec:

@@ -11,8 +11,9 @@ import mlx.core as mx
 from emlxd.graph.attention import Attention, Place
 from emlxd.graph.delta import Chosen
 from emlxd.graph.kv_cache import LayerArrays
+from emlxd.graph.layer_inputs import InputGate, LayerInputs
 from emlxd.graph.layers import Embedding, Linear, Norm, arrays_in
-from emlxd.graph.moe import Moe
+from emlxd.graph.moe import Moe, MoeBeside
 from emlxd.graph.spec import ModelSpec
 from emlxd.graph.step_context import Advance, StepContext
 
@@ -43,8 +44,19 @@ class Layer:
     mlp_out: Norm | None
     parallel: bool
     residual_scale: float
+    input_gate: InputGate | None = None
+    scale: mx.array | None = None
 
-    def __call__(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
+    def __call__(
+        self, x: mx.array, step: StepContext, kept: Sequence[mx.array], own: mx.array | None = None
+    ) -> mx.array:
+        """``own`` [B, L, ...] is what ``LayerInputs`` has for this layer."""
+        x = self._mixed(x, step, kept)
+        if self.input_gate is not None and own is not None:
+            x = self.input_gate(x, own)
+        return x if self.scale is None else x * self.scale
+
+    def _mixed(self, x: mx.array, step: StepContext, kept: Sequence[mx.array]) -> mx.array:
         h = _normed(self.attention_in, x)
         mixed = _normed(self.attention_out, self.mixer(h, step, kept))
         if self.parallel:
@@ -73,6 +85,7 @@ class Transformer:
     attention: Attention
     adapters: Chosen
     by_layers: bool = False
+    layer_inputs: LayerInputs | None = None
 
     def forward(
         self, tokens: mx.array, place: Place, kept: LayerArrays, later: list[Advance] | None = None
@@ -109,8 +122,10 @@ class Transformer:
         self.adapters.rows = place.adapters
         x = self.embedded(tokens)
         step = StepContext(self.spec, place, self.attention, later)
-        for layer, arrays in zip(self.layers, kept, strict=True):
-            x = layer(x, step, arrays)
+        inputs = self.layer_inputs(tokens, x) if self.layer_inputs else None
+        for number, (layer, spec) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
+            arrays = kept[number if spec.source is None else spec.source]
+            x = layer(x, step, arrays, None if inputs is None else inputs[:, :, number])
             yield x, arrays
 
     def embedded(self, tokens: mx.array) -> mx.array:
@@ -144,7 +159,9 @@ class Transformer:
         Not those of an embedding that is only looked up, nor of experts that no row chooses: one row reads
         the chosen ones, more rows as many as there are on average if each chooses at random.
         """
-        parts = (self.layers, self.norm, self.head)
+        projection = self.layer_inputs.projection if self.layer_inputs else ()
+        parts = (self.layers, self.norm, self.head, projection)
         read = {id(array): array.nbytes for array in arrays_in(parts)}
-        experts = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Moe)]
+        feeds = [layer.feed_forward for layer in self.layers]
+        experts = [feed for feed in feeds if isinstance(feed, Moe | MoeBeside)]
         return sum(read.values()) - sum(moe.idle_bytes(rows) for moe in experts)

@@ -66,6 +66,49 @@ def test_ernie_chooses_experts_with_their_correction(tmp_path: Path, module: str
     assert not close(plain, expected)
 
 
+GEMMA_4 = {
+    "dense": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "with experts": {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "of usual width": {"use_double_wide_mlp": False, "num_kv_shared_layers": 2},
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("variant", GEMMA_4)
+def test_sizes_of_gemma_4(tmp_path: Path, variant: str) -> None:
+    """The larger ones have values that are keys, and neither inputs of layers nor layers that borrow."""
+    large = {} if "width" in variant else {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    oracle, config = oracle_of("gemma4_text", **large, **GEMMA_4[variant])
+    folder = tiny.save(tmp_path, oracle, config)
+    model = load_transformer(open_checkpoint(folder), current_device(), max_context=CONTEXT, dtype="float32")
+    assert_prefill_agrees(model, oracle_logits(oracle, PROMPT))
+    assert_decode_agrees(model, oracle)
+
+
+@pytest.mark.numeric
+def test_gemma_4_as_it_was_published(tmp_path: Path) -> None:
+    """Its gates and linear parts are joined, and layers that borrow have keys and values all the same."""
+    oracle, config = oracle_of("gemma4_text", **GEMMA_4["with experts"])
+    tensors = dict(tree_flatten(oracle.parameters()))
+    for number in range(6):
+        stem = f"model.layers.{number}.experts"
+        parts = [tensors.pop(f"{stem}.switch_glu.{name}_proj.weight") for name in ("gate", "up", "down")]
+        tensors |= {f"{stem}.gate_up_proj": mx.concatenate(parts[:2], axis=1), f"{stem}.down_proj": parts[2]}
+        tensors[f"model.layers.{number}.self_attn.q_proj.input_max"] = mx.zeros((1,))
+    for name in ("k_proj", "v_proj", "k_norm"):
+        tensors[f"model.layers.5.self_attn.{name}.weight"] = mx.zeros((4, 4))
+    tensors = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
+    tensors["model.vision_tower.weight"] = mx.zeros((2,))
+    assert_folder_agrees(tmp_path, tensors, oracle, {"model_type": "gemma4", "text_config": config})
+
+
 def test_every_family_has_a_row() -> None:
     assert set(CONFIGS) == set(FAMILIES)
 

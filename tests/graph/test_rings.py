@@ -28,7 +28,7 @@ WINDOW = 16
 RING = 128
 """For chunks of 16: the window or a block, and a chunk, in whole blocks."""
 
-SLIDING = ("cohere2", "exaone4", "gemma3_text", "gpt_oss", "mistral", "olmo3")
+SLIDING = ("afmoe", "cohere2", "exaone4", "gemma3_text", "gemma4_text", "gpt_oss", "mistral", "olmo3")
 """Families whose windows mlx-lm has too."""
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": WINDOW},

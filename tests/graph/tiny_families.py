@@ -144,6 +144,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "tie_word_embeddings": None,
     },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 3,
+        "sliding_window": 16,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": 160,
+        "final_logit_softcapping": 9.0,
+        "tie_word_embeddings": True,
+    },
     "glm": {"attention_bias": True},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": ROUTED

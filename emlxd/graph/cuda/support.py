@@ -52,6 +52,7 @@ def may_take(spec: ModelSpec) -> bool:
         and spec.activation == "silu"
         and spec.gated
         and not (spec.parallel or spec.mlp_bias or spec.sinks or spec.latent)
+        and not (spec.value_norm or spec.layer_scale or spec.layer_inputs)
         and not spec.attention_soft_cap
         and spec.position_scale is None
         and (spec.qk_norm_spec or spec.norm).kind == "rms"
