@@ -68,7 +68,19 @@ class Dialect:
 
         Raises RequestError for a grammar or a schema that cannot be enforced.
         """
-        shape = Shape(grammar=wishes.grammar) if wishes.plain else self._shape(prompt, wishes)
+        if wishes.plain:
+            return self._compiled(Shape(grammar=wishes.grammar))
+        try:
+            return self._compiled(self._shape(prompt, wishes))
+        except RequestError:
+            if not wishes.tools or any(tool.strict for tool in wishes.tools):
+                raise
+            # Each tool may do, and all of them be too much.
+            free = tuple(map(_freed, wishes.tools))
+            return self._compiled(self._shape(prompt, replace(wishes, tools=free)))
+
+    def _compiled(self, shape: Shape) -> Shape:
+        """``shape``, whose grammars are compiled. Raises RequestError."""
         for grammar in (shape.grammar, shape.call_grammar):
             if grammar:
                 self._compiler.matcher(grammar)
@@ -127,7 +139,7 @@ class Dialect:
         try:
             return self._enforced(freed)
         except RequestError:
-            return replace(tool, parameters={"type": "object"})
+            return _freed(tool)
 
     def _enforced(self, tool: Tool) -> Tool:
         """Raises RequestError if the schema of ``tool`` cannot be enforced whole in the model's format."""
@@ -155,6 +167,11 @@ class Dialect:
         id = self._tokenizer.id_of(text)
         special = id is not None and id in self._tokenizer.special_ids
         return f"<[{id}]>" if special else json.dumps(text, ensure_ascii=False)
+
+
+def _freed(tool: Tool) -> Tool:
+    """With any JSON object for its arguments."""
+    return replace(tool, parameters={"type": "object"})
 
 
 def thinks(template: str) -> bool:

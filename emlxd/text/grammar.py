@@ -7,23 +7,28 @@ The limits below bound what any input can cost, when it is compiled and at each 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from emlxd.core import Grammar
 from emlxd.errors import RequestError, ServerFault
 from emlxd.text import json_schema
+from emlxd.text.grammar_guard import GrammarGuard, limits
 from emlxd.text.tokenizer import Tokenizer
 
 MAX_REGEX = 4_096
 MAX_CHOICES = 10_000
 MAX_SOURCE = 256 * 1024
+MAX_LITERAL = json_schema.MAX_LITERAL
 MAX_CACHED = 128
+
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 WHITESPACE = r"[ \n]{1,8}"
 """At most this between two tokens of JSON: a model cannot go on with white space for ever."""
@@ -55,12 +60,16 @@ def choice_grammar(choices: Sequence[str], param: str) -> Grammar:
     """One of ``choices``, to the letter."""
     if not choices or len(choices) > MAX_CHOICES:
         raise InvalidGrammar(f"'{param}' must have 1 to {MAX_CHOICES} entries.", param=param)
+    if any(len(choice) > MAX_LITERAL for choice in choices):
+        raise _too_long(param)
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Grammar("lark", _bounded(f"start: CHOICE\nCHOICE: {alternatives}", param), param)
 
 
 def lark_grammar(source: str, param: str) -> Grammar:
     """Text of a context-free grammar in llguidance's dialect of Lark."""
+    if any(len(literal[0]) > MAX_LITERAL for literal in _LITERAL.finditer(source)):
+        raise _too_long(param)
     return Grammar("lark", _bounded(source, param), param)
 
 
@@ -152,6 +161,11 @@ class GrammarCompiler:
         self.mask_bytes = (vocab_size + 31) // 32 * 4
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._guard = GrammarGuard()
+
+    def close(self) -> None:
+        """Ends the process that grammars are tried in."""
+        self._guard.close()
 
     @cached_property
     def _vocabulary(self) -> _Vocabulary:
@@ -174,7 +188,10 @@ class GrammarCompiler:
             return compiled.copy()
 
     def _compile(self, grammar: Grammar) -> Matcher:
-        compiled = LLMatcher(self._vocabulary.tokenizer, _source(grammar), log_level=0, limits=_limits())
+        source = _source(grammar)
+        if not self._guard.stands(source):
+            raise _translated("compiling it takes too long, or too much memory", grammar)
+        compiled = LLMatcher(self._vocabulary.tokenizer, source, log_level=0, limits=limits())
         if compiled.is_error():
             raise _translated(compiled.get_error(), grammar)
         matcher = Matcher(compiled, self._vocabulary.tokenize, self.mask_bytes, grammar.param)
@@ -246,20 +263,10 @@ def _source(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(grammar.source)
 
 
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
-        max_items_in_row=20_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=100_000,
-        max_lexer_states=50_000,
-        max_grammar_size=500_000,
-        verbose_errors=False,
-    )
-
-
 def _translated(problem: str, grammar: Grammar) -> RequestError:
     """llguidance's error as ours, with the place where its own does not tell it."""
+    if problem.startswith("panic"):  # what follows is of no use to a client
+        problem = "it is too large"
     if grammar.kind != "json_schema":
         return InvalidGrammar(f"Invalid grammar in '{grammar.param}': {problem.strip()}", param=grammar.param)
     problem = " ".join(problem.split())
@@ -295,6 +302,10 @@ def _bad_pattern(node: Any) -> bool:
 
 def _as_object(schema: Any) -> dict[str, Any]:
     return {"allOf": [schema]} if isinstance(schema, bool) else schema
+
+
+def _too_long(param: str) -> InvalidGrammar:
+    return InvalidGrammar(f"A text in '{param}' may have at most {MAX_LITERAL} characters.", param=param)
 
 
 def _bounded(source: str, param: str) -> str:

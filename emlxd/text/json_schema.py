@@ -5,6 +5,7 @@ A schema that asks for more is refused by keyword and place: it is never enforce
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ MAX_SCHEMAS = 10_000
 MAX_ENUM = 20_000
 MAX_PROPERTIES = 1_000
 MAX_PATTERN = 2_000
+MAX_LITERAL = 10_000
 
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
@@ -177,6 +179,8 @@ def _enum_problem(value: Any) -> str | None:
 def _const_problem(value: Any) -> str | None:
     if isinstance(value, int | float) and abs(value) > _EXACT:
         return f"the number {_short(value)} is beyond 2^53"
+    if len(json.dumps(value)) > MAX_LITERAL:
+        return f"a value may have at most {MAX_LITERAL} characters"
     return None
 
 

@@ -295,6 +295,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             self._disk.close()
 
     def _free(self) -> None:
+        self._compiler.close()
         self._model.runner.close()
 
     def _waiting(self, engine: Engine) -> int:

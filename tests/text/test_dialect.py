@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from emlxd.core import GenerateRequest, Grammar, Shape, Tool
 from emlxd.errors import RequestError
 from emlxd.text.answer import Answer
 from emlxd.text.dialect import Dialect, Wishes
-from emlxd.text.grammar import GrammarCompiler, choice_grammar, json_object_grammar, regex_grammar
+from emlxd.text.grammar import (
+    GrammarCompiler,
+    InvalidGrammar,
+    Matcher,
+    choice_grammar,
+    json_object_grammar,
+    regex_grammar,
+)
 from tests.text.test_answer import COMPILER, MARKED, calls, run, texts
 from tests.text.walk import pick
 
@@ -175,3 +183,24 @@ def test_template_that_does_not_is_told_in_words() -> None:
 def test_instructions_become_a_system_message_where_there_is_none() -> None:
     first, *rest = dialect("").messages(CHAT[1:2], TOOLS)
     assert first["role"] == "system" and rest == CHAT[1:2]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_tools_that_are_too_much_together_have_free_arguments_unless_strict(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile = GrammarCompiler.matcher
+
+    def limited(compiler: GrammarCompiler, grammar: Grammar) -> Matcher:
+        if grammar.source.count('"integer"') > 1:
+            raise InvalidGrammar("it is too large", param="tools")
+        return compile(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "matcher", limited)
+    tools = tuple(replace(ADD, name=name, strict=strict) for name in ("one", "two"))
+    if strict:
+        with pytest.raises(RequestError, match="too large"):
+            dialect(HERMES).shape("p", Wishes(tools))
+    else:
+        shape = dialect(HERMES).shape("p", Wishes(tools))
+        assert shape.call_grammar and [tool.parameters for tool in shape.tools] == [ANY, ANY]

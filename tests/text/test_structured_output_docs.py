@@ -35,6 +35,7 @@ def test_limits() -> None:
         json_schema.MAX_PROPERTIES,
         json_schema.MAX_PATTERN,
         grammar.MAX_REGEX,
+        json_schema.MAX_LITERAL,
         grammar.MAX_CHOICES,
         grammar.MAX_SOURCE,
     ]
