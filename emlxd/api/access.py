@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from quart import Quart, Response, request
 
 from emlxd.api.exchange import current_exchange
+from emlxd.api.json_values import no_content
 from emlxd.config import Settings
 from emlxd.errors import AuthenticationFailed, PermissionDenied
 from emlxd.keys import read_keys
 
-# For supervisors, and the page, which asks for the key: they tell nothing that needs one.
+# For supervisors, and the page, which asks for the key.
 OPEN = frozenset({"/health", "/ready", "/", "/web/<name>"})
 ADMIN = "/admin"
 PREFLIGHT_SECONDS = 600
@@ -34,7 +35,7 @@ def install(app: Quart, settings: Settings) -> None:
     async def admit() -> Response | None:
         origin = request.headers.get("Origin")
         if origin in origins and _is_preflight():
-            return Response(status=204, headers=_preflight_headers())
+            return no_content(_preflight_headers())
         rule = request.url_rule.rule if request.url_rule else ""
         if keys:
             if rule not in unguarded:

@@ -28,6 +28,7 @@ from emlxd.api import (
 )
 from emlxd.api.drain import Drain
 from emlxd.api.exchange import ExchangeMiddleware, current_exchange
+from emlxd.api.json_values import no_content
 from emlxd.api.response_store import ResponseStore
 from emlxd.api.span import record_span
 from emlxd.api.surface import Operator, Registry, Services
@@ -104,4 +105,4 @@ async def _answer_options() -> Response | None:
     if request.method != "OPTIONS" or not isinstance(refused, MethodNotAllowed):
         return None
     methods = sorted({*(refused.valid_methods or ()), "OPTIONS"})
-    return Response(status=204, headers={"Allow": ", ".join(methods)})
+    return no_content({"Allow": ", ".join(methods)})

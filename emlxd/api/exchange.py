@@ -126,7 +126,8 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"] or "/"  # "GET ?x" has none, which Quart takes for an error of its own
+        # A slash at the end changes nothing, and "GET ?x" has no path, which Quart takes for its own error.
+        scope["path"] = scope["path"].removesuffix("/") or "/"
         client = scope.get("client")
         exchange = Exchange(
             scope["method"],

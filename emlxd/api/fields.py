@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -37,6 +37,7 @@ T = TypeVar("T")
 MOST_MISTAKES = 1000  # that are looked at to tell the first
 INT64 = 2**63
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+MOST_STOPS: Final = 64
 
 
 class Body(BaseModel):
@@ -103,14 +104,14 @@ def one_or_several(wrap: Callable[[str], Any], described: Any) -> BeforeValidato
     return BeforeValidator(check, json_schema_input_type=described)
 
 
-def strings(value: Any, *, most: int | None = None) -> Any:
-    """One string or several, none of them empty."""
+def strings(value: Any, *, most: int = MOST_STOPS) -> Any:
+    """One string or several, none of them empty. Each is looked for with every token."""
     found = [value] if isinstance(value, str) else value
     if found is None:
         return []
     if not isinstance(found, list) or not all(isinstance(string, str) for string in found):
         raise PydanticCustomError("stop_type", "expected a string or an array of strings")
-    if most is not None and len(found) > most:
+    if len(found) > most:
         raise PydanticCustomError(
             "stop_count", "expected at most {most} strings, got {n}", {"most": most, "n": len(found)}
         )

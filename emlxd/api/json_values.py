@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -23,3 +24,10 @@ def json_type(value: Any) -> str:
     """What JSON calls the type of ``value``, with an article."""
     names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
     return "null" if value is None else names.get(type(value), "an object")
+
+
+def no_content(headers: Mapping[str, str]) -> Response:
+    """Status 204, and no type of what there is not."""
+    response = Response(status=204, headers=dict(headers))
+    del response.headers["Content-Type"]
+    return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 
 from emlxd.api.json_values import Json
@@ -49,6 +50,7 @@ class TextLogprobs:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._length = 0  # characters so far
+        self._decoder = _new_decoder()
         self._strips = tokenizer.strips_leading_space  # which an answer's text does at its start
 
     def prompt(self, text: str, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]) -> Json:
@@ -56,7 +58,7 @@ class TextLogprobs:
         pieces = [self._tokenizer.token_bytes(token) for token in tokens]
         self._length = len(text) - len(b"".join(pieces).decode("utf-8", "replace"))
         part = self._part(tokens, pieces, entries)
-        self._length = len(text)
+        self._length, self._decoder = len(text), _new_decoder()
         return part
 
     def answer(self, entries: Sequence[TokenLogprob]) -> Json:
@@ -89,9 +91,15 @@ class TextLogprobs:
 
     def _offset(self, piece: bytes) -> int:
         """Where ``piece`` begins. One that goes on with a character begins where the character does."""
-        start = self._length - (1 if piece and _continues(piece[0]) else 0)
-        self._length += sum(not _continues(byte) for byte in piece)
+        begun = bool(self._decoder.getstate()[0])
+        start = self._length + (begun and bool(piece) and not _continues(piece[0]))  # it stays unfinished
+        self._length += len(self._decoder.decode(piece))
         return max(start, 0)
+
+
+def _new_decoder() -> codecs.IncrementalDecoder:
+    """As that of an answer's text."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _continues(byte: int) -> bool:

@@ -121,6 +121,12 @@ class ToolChoice(Body):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
+    @model_validator(mode="after")
+    def _a_tool_has_a_name(self) -> ToolChoice:
+        if self.type == "tool" and self.name is None:
+            raise field_error("name", "required when 'type' is 'tool'")
+        return self
+
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]

@@ -96,7 +96,8 @@ class OllamaBody(Body):
     @classmethod
     def _old_name(cls, value: Any) -> Any:
         """``name`` is what ``model`` was called."""
-        return {"model": value["name"]} | value if isinstance(value, dict) and "name" in value else value
+        old = isinstance(value, dict) and value.get("name") is not None and value.get("model") is None
+        return value | {"model": value["name"]} if old else value
 
 
 def _format(value: Any) -> Any:

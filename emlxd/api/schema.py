@@ -149,9 +149,13 @@ OF_VLLM: Refusals = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": ({},),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 """What clients of vLLM send that would change the answer."""
@@ -161,6 +165,7 @@ CHAT_REFUSED: Refusals = {
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": ([], ["text"]),

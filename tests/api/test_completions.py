@@ -173,6 +173,15 @@ def test_offsets_skip_what_is_not_in_the_text() -> None:
     assert texts.answer([score(byte, 0) for byte in b" x"])["text_offset"] == [2, 2]
 
 
+def test_offsets_count_what_stands_for_bytes_that_are_no_text() -> None:
+    """As the text does: a lone byte of the middle of a character is one, and so is a character cut short."""
+    texts = TextLogprobs(ByteTokenizer())
+    data = b"a\x80b\xe2\x82c\xc3\xa9d"
+    found = texts.answer([score(byte, 0) for byte in data])["text_offset"]
+    text = data.decode("utf-8", "replace")
+    assert [text[offset] for offset in found] == list("a\ufffdb\ufffd\ufffdcééd")
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_a_full_context_takes_no_token_more(client: openai.AsyncOpenAI, max_tokens: int) -> None:
     prompt = "x" * 1000

@@ -71,6 +71,10 @@ def message(**fields: Any) -> dict[str, Any]:
         ({"stop": ""}, "stop", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "unsupported_parameter"),
+        ({"length_penalty": 2.0}, "length_penalty", "unsupported_parameter"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "unsupported_parameter"),
+        ({"echo": True}, "echo", "unsupported_parameter"),
         ({"stream": True, "stream_options": 1}, "stream_options", "invalid_type"),
         ({"stream_chunks": "line"}, "stream_chunks", "invalid_value"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
@@ -258,12 +262,14 @@ async def test_head_and_options(http: httpx.AsyncClient) -> None:
     assert (await http.head(CHAT)).status_code == 405
     options = await http.options(CHAT)
     assert (options.status_code, options.content, options.headers["allow"]) == (204, b"", "OPTIONS, POST")
+    assert "content-type" not in options.headers
     assert error_of(await http.options("/nowhere"), 404)
 
 
 async def test_trailing_slashes(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/models/")).json()["object"] == "list"
     assert (await http.get("/health/")).status_code == 200
+    assert (await http.get("/v1/models/org/fake-1b/")).json()["id"] == "org/fake-1b"
     response = await http.post(CHAT + "/", json={"model": "fake", "messages": HELLO})
     assert response.status_code == 200
 

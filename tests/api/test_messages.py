@@ -343,6 +343,8 @@ def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [ADD, ADD]}, "same name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "high"}}, "output_config"),
