@@ -45,8 +45,9 @@ class ModelThread(ABC, Generic[Message]):
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
         # Templates and tokenizers take milliseconds: too long for the event loop and for the device's thread.
         # Long texts take seconds, and queue by themselves.
-        self._text = ThreadPoolExecutor(1, thread_name_prefix=f"text-{name}")
-        self._long_text = ThreadPoolExecutor(1, thread_name_prefix=f"long-text-{name}")
+        self._executors: list[ThreadPoolExecutor] = []
+        self._text = self._new_executor("text")
+        self._long_text = self._new_executor("long-text")
         self._heartbeat = time.monotonic()
         self._closing = False
 
@@ -93,8 +94,13 @@ class ModelThread(ABC, Generic[Message]):
             # Not a join on another thread: that one could not end either if this one is stuck.
             await _outcome(self._ended)
             self._thread.join()
-        for texts in (self._text, self._long_text):
-            texts.shutdown(wait=False, cancel_futures=True)
+        for executor in self._executors:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _new_executor(self, what: str) -> ThreadPoolExecutor:
+        """A thread until the model's end."""
+        self._executors.append(ThreadPoolExecutor(1, thread_name_prefix=f"{what}-{self.name}"))
+        return self._executors[-1]
 
     def _send(self, message: Message) -> bool:
         """Gives whether the thread will read it: it may have ended meanwhile."""

@@ -90,6 +90,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
         self._options = options
         self._load = load
         self._mailbox = Mailbox(self._loop)
+        self._grammars = self._new_executor("grammar")  # a new one may take seconds to compile
         self._model: Model
         self._compiler: GrammarCompiler
         self._dialect: Dialect
@@ -172,7 +173,7 @@ class Worker(ModelThread[_Submit | _Cancel]):
             end = self.tokenizer.decode(prompt[-THINKING_TAIL:], skip_special_tokens=False)
             return self._dialect.shape(end, wishes)
 
-        return await self._in_text_thread(shape)
+        return await self._loop.run_in_executor(self._grammars, shape)
 
     def admit(self, answers: int) -> None:
         """Whether so many answers may be submitted: more than there is room for only if none waits.

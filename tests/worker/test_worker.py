@@ -15,9 +15,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from emlxd.config import ModelSettings, Source
-from emlxd.core import Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, TextPiece
+from emlxd.core import Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, Shape, TextPiece
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
 from emlxd.text.chat_template import ChatTemplate
+from emlxd.text.dialect import Dialect, Wishes
 from emlxd.text.tokenizer import Tokenizer
 from emlxd.text.vocabulary import Vocabulary
 from emlxd.worker.disk_cache import DiskCache
@@ -196,6 +197,26 @@ async def test_a_worker_that_has_ended_is_not_stuck(
     runner.steps.release(10)
     await worker.close()
     assert worker.busy and worker.heartbeat_age == 0
+
+
+async def test_texts_do_not_wait_for_a_grammar(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiles, over = threading.Event(), threading.Event()
+
+    def shape(*_: object) -> Shape:
+        compiles.set()
+        assert over.wait(timeout=20)
+        return Shape()
+
+    monkeypatch.setattr(Dialect, "shape", shape)
+    worker = make_worker()
+    await worker.start()
+    shaping = asyncio.create_task(worker.shape([0], Wishes()))
+    await asyncio.to_thread(compiles.wait, 20)
+    assert await worker.encode("abc") == [0, 1, 2]
+    over.set()
+    assert await shaping == Shape()
 
 
 async def test_a_full_queue_refuses(make_worker: MakeWorker) -> None:
