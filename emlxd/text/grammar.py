@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -91,30 +91,34 @@ def embedded_schema(schema: Any) -> str:
 class Matcher:
     """Follows one sequence through a grammar."""
 
-    def __init__(
-        self, matcher: LLMatcher, tokenize: Callable[[str], list[int]], mask_bytes: int, param: str
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary, mask_bytes: int, param: str) -> None:
         self._matcher = matcher
-        self._tokenize = tokenize
+        self._vocabulary = vocabulary
         self._mask_bytes = mask_bytes
         self._param = param
 
     @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing may follow but an end token."""
-        return self._matcher.is_stopped()
+        if self._matcher.is_stopped():
+            return True
+        # A model without an end token cannot say it.
+        return not self._vocabulary.ends and self._matcher.is_accepting() and not any(self._allowed())
 
     def mask(self) -> bytes:
         """One bit a token, the lowest first, in little-endian words of 32 bits: 1 is allowed.
 
         Raises InvalidGrammar if the grammar is too complex to go on with, ServerFault if nothing is allowed.
         """
-        mask = self._matcher.compute_bitmask()
+        mask = self._allowed()
         if self._matcher.is_error():
             raise self._failure()
         if mask.count(0) == len(mask):
             raise ServerFault("The grammar allows no next token.")
-        return mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
+        return mask
+
+    def _allowed(self) -> bytes:
+        return self._matcher.compute_bitmask()[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
 
     def accept(self, token: int) -> None:
         """Goes on by ``token``. Raises ServerFault if the grammar does not allow it."""
@@ -129,11 +133,11 @@ class Matcher:
 
     def accepts_text(self, text: str) -> bool:
         """Goes on by ``text``, if it is allowed, however the model cut it into tokens."""
-        tokens = self._tokenize(text)
+        tokens = self._vocabulary.tokenize(text)
         return bool(tokens) and self.accepts(tokens)
 
     def copy(self) -> Matcher:
-        return Matcher(self._matcher.deep_copy(), self._tokenize, self._mask_bytes, self._param)
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._mask_bytes, self._param)
 
     def _failure(self) -> InvalidGrammar | ServerFault:
         problem = _first_line(self._matcher.get_error())
@@ -169,7 +173,7 @@ class GrammarCompiler:
 
     @cached_property
     def _vocabulary(self) -> _Vocabulary:
-        return _Vocabulary(self._tokenizer, self._vocab_size)
+        return _Vocabulary(self._tokenizer, self._vocab_size, 8 * self.mask_bytes)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the start of ``grammar``. The first time compiles it, which can take about a second.
@@ -194,25 +198,33 @@ class GrammarCompiler:
         compiled = LLMatcher(self._vocabulary.tokenizer, source, log_level=0, limits=limits())
         if compiled.is_error():
             raise _translated(compiled.get_error(), grammar)
-        matcher = Matcher(compiled, self._vocabulary.tokenize, self.mask_bytes, grammar.param)
+        matcher = Matcher(compiled, self._vocabulary, self.mask_bytes, grammar.param)
+        if matcher.finished:
+            raise InvalidGrammar(f"Only an empty text satisfies '{grammar.param}'.", param=grammar.param)
         matcher.copy().mask()
         return matcher
 
 
 class _Vocabulary:
-    """A ``Tokenizer`` as llguidance takes it. Made at first use: it takes up to a second."""
+    """A ``Tokenizer`` as llguidance takes it. Made at first use: it takes up to a second.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self.eos_token_id = min(tokenizer.eos_ids, default=None)
+    llguidance takes the first token for the end of a text if there is none. So there is one behind all that
+    masks are about, past ``masked`` tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, masked: int) -> None:
+        self.ends = sorted(tokenizer.eos_ids)
         self.bos_token_id = tokenizer.bos_id
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.tokens = [tokenizer.token_bytes(id) for id in range(vocab_size)]
+        if not self.ends:
+            self.tokens += [b""] * (masked + 1 - vocab_size)
+        self.eos_token_id = self.ends[0] if self.ends else masked
         self._tokenizer = tokenizer
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
-        ends = sorted(self._tokenizer.eos_ids) or None
-        return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+        return LLTokenizer(TokenizerWrapper(self), eos_token=self.ends or [self.eos_token_id])
 
     def __call__(self, text: str) -> list[int]:
         """Tokens whose bytes are exactly ``text``, none of them special."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 
 from emlxd.core import Grammar
 from emlxd.errors import RequestError, ServerFault
+from emlxd.text import gguf_vocabulary
 from emlxd.text import grammar as grammars
 from emlxd.text.grammar import (
     GrammarCompiler,
@@ -22,7 +24,7 @@ from emlxd.text.grammar import (
 )
 from emlxd.text.tokenizer import Tokenizer
 from tests.text.schemas import SCHEMAS, Schema
-from tests.text.vocabularies import bpe, spm
+from tests.text.vocabularies import bpe, bpe_metadata, spm
 from tests.text.walk import allowed, walk
 
 _BPE, _SPM = bpe(), spm()
@@ -130,6 +132,34 @@ def test_end_tokens_are_allowed_when_the_text_may_end() -> None:
     matcher.accept(ord("b"))
     assert matcher.finished
     assert set(allowed(matcher.mask())) == _BPE.eos_ids
+
+
+@pytest.fixture(scope="module")
+def endless() -> Tokenizer:
+    return Tokenizer(replace(gguf_vocabulary.load(bpe_metadata()), eos_ids=frozenset()))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        regex_grammar("ab?c", "regex"),
+        choice_grammar(["one", "two"], "choice"),
+        json_schema_grammar({"type": "number", "multipleOf": 0.3, "minimum": -0.2, "maximum": 0.5}, "s"),
+        json_schema_grammar({"type": "integer", "minimum": 3, "maximum": 40}, "s"),
+    ],
+)
+def test_a_model_without_an_end_token_ends_where_nothing_may_follow(
+    grammar: Grammar, endless: Tokenizer
+) -> None:
+    compiler = GrammarCompiler(endless, endless.vocab_size + 3)
+    for seed in range(8):
+        assert walk(compiler.matcher(grammar), endless, seed) is not None
+
+
+@pytest.mark.parametrize("pattern", ["", "()"])
+def test_a_model_without_an_end_token_cannot_write_nothing(pattern: str, endless: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="Only an empty text satisfies 'regex'"):
+        GrammarCompiler(endless, endless.vocab_size).matcher(regex_grammar(pattern, "regex"))
 
 
 def test_copies_go_their_own_ways() -> None:
