@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import assistant, said, tool_call, tool_result
 from emlxd.api.fields import Body, Items, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
 from emlxd.api.json_values import Json
-from emlxd.api.shapes import HeldBody, ThinkingBody
+from emlxd.api.shapes import FormatName, HeldBody, ThinkingBody
 from emlxd.api.tools import Name, ToolsBody
 from emlxd.core import Grammar
 from emlxd.text.grammar import json_object_grammar, json_schema_grammar
@@ -114,8 +115,17 @@ class ToolParam(Body):
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: FormatName | None = None
+    description: str | None = None
     schema_: Annotated[Any, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_of_its_type(self) -> TextFormat:
+        for field, value in (("name", self.name), ("schema", self.schema_)):
+            if self.type == "json_schema" and value is None:
+                raise PydanticCustomError("missing_field", "missing", {"field": field})
+        return self
 
     @property
     def grammar(self) -> Grammar | None:
@@ -123,7 +133,7 @@ class TextFormat(Body):
         if self.type == "json_object":
             return json_object_grammar("text.format")
         if self.type == "json_schema":
-            return json_schema_grammar({} if self.schema_ is None else self.schema_, "text.format.schema")
+            return json_schema_grammar(self.schema_, "text.format.schema")
         return None
 
 

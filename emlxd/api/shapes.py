@@ -52,8 +52,11 @@ class ToolSpec(Body):
         return self.function.strict
 
 
+FormatName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
 class JsonSchema(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: FormatName
     description: str | None = None
     schema_: Annotated[Any, Field(alias="schema")] = None
     strict: bool | None = None

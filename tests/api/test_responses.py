@@ -356,12 +356,13 @@ async def test_what_is_asked_of_the_worker(
     server: Server, client: openai.AsyncOpenAI, choice: Any, wished: tuple[str, str | None]
 ) -> None:
     schema = {"type": "object", "properties": {"b": {"type": "string"}}}
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     answer = await ask(
         client,
         tools=[ADD],
         parallel_tool_calls=False,
         reasoning={"effort": "low"},
-        text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+        text={"format": form},
         **({} if choice is None else {"tool_choice": choice}),
     )
     asked = server.worker.wishes[-1]
@@ -373,6 +374,8 @@ async def test_what_is_asked_of_the_worker(
     assert chat["tools"] == (None if choice == "none" else [{"type": "function", "function": function}])
     assert chat["kwargs"] == {"enable_thinking": True, "reasoning_effort": "low"}
     assert answer.reasoning is not None and answer.reasoning.effort == "low"
+    assert answer.text is not None and answer.text.format is not None
+    assert answer.text.format.to_dict() == form
 
 
 def test_the_store_has_bounds() -> None:
@@ -423,7 +426,11 @@ def test_the_store_has_bounds() -> None:
         ({"tools": [ADD], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"type": 7}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 7}}}},
+         "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
         ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"conversation": "conv_1"}, "conversation"),
