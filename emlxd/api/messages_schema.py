@@ -100,6 +100,14 @@ class Turn(Body):
         return self
 
 
+def _turns(value: Any) -> Any:
+    """Without an empty turn of the assistant at the end, which begins no answer."""
+    if not isinstance(value, list) or len(value) < 2 or not isinstance(value[-1], dict):
+        return value
+    role, content = value[-1].get("role"), value[-1].get("content")
+    return value[:-1] if role == "assistant" and content in ("", [], [_block("")]) else value
+
+
 class ToolParam(Body):
     """A function of the client. Anthropic's own tools have other types."""
 
@@ -153,7 +161,7 @@ class MessagesPrompt(Body):
     }
 
     model: str
-    messages: Annotated[Items[Turn], Field(min_length=1)]
+    messages: Annotated[Items[Turn], Field(min_length=1), BeforeValidator(_turns)]
     system: TextBlocks | None = None
     tools: Tools[ToolParam] | None = None
     tool_choice: ToolChoice | None = None

@@ -195,6 +195,16 @@ async def test_a_begun_answer_is_continued(server: Server, claude: anthropic.Asy
     assert (chat["begins"], chat["continues"]) == (False, True)
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+async def test_an_empty_last_turn_begins_no_answer(
+    server: Server, claude: anthropic.AsyncAnthropic, content: Any
+) -> None:
+    await ask(claude, messages=[*HELLO, {"role": "assistant", "content": content}])
+    chat = server.worker.chats[-1]
+    assert (chat["begins"], chat["continues"]) == (True, False)
+    assert [message["role"] for message in chat["messages"]] == ["user"]
+
+
 async def test_sampling(server: Server, claude: anthropic.AsyncAnthropic) -> None:
     await ask(claude, extra_body={"temperature": 0.0, "top_p": 0.5, "top_k": 3, "seed": 0, "min_p": 0.1})
     params = server.worker.submitted[-1].sampling
