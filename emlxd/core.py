@@ -82,12 +82,14 @@ class Tool:
 class Thinking:
     """The tags around a model's thinking, and where an answer starts.
 
-    That is inside of them ("open"), after them ("closed"), or as the model chooses ("undecided").
+    That is inside of them ("open"), after them ("closed"), or as the model chooses ("undecided"). ``label``
+    follows the opening tag and is no thought.
     """
 
     open: str
     close: str
     start: Literal["open", "closed", "undecided"] = "undecided"
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

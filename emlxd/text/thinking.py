@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from emlxd.core import Thinking
 from emlxd.text.reader import Reader, Steps
 
 _TAGS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    Thinking("<think>", "</think>"),
+    Thinking("[THINK]", "[/THINK]"),
+    Thinking("<seed:think>", "</seed:think>"),
+    Thinking("<|START_THINKING|>", "<|END_THINKING|>"),
+    Thinking("<|channel>", "<channel|>", label="thought"),
 )
 
 
 def find_thinking(template: str, prompt: str) -> Thinking | None:
     """How an answer to ``prompt`` thinks, if the model's chat template knows of thinking."""
-    for open, close in _TAGS:
-        if close in template:
+    for tags in _TAGS:
+        if tags.close in template:
             end = prompt.rstrip()
-            opened, closed = end.endswith(open), end.endswith(close)
-            return Thinking(open, close, "open" if opened else "closed" if closed else "undecided")
+            opened, closed = end.endswith(tags.open + tags.label), end.endswith(tags.close)
+            return replace(tags, start="open" if opened else "closed" if closed else "undecided")
     return None
 
 
@@ -46,6 +49,8 @@ class ThinkingReader(Reader):
         self.thinking = yield from self.skip(self._tags.open)
         if not self.thinking:
             self._at = 0
+        elif self._tags.label:
+            yield from self.skip(self._tags.label)
 
     def _think(self) -> Steps[None]:
         yield from self.skip_space("\r\n")

@@ -172,6 +172,20 @@ def test_thinking_and_content(start: str, text: str, reasoning: str, content: st
     assert (texts(pieces, "reasoning"), texts(pieces)) == (reasoning, content)
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>thought\na</think>b", "a", "b"),
+        ("<think>thought\n</think>\nb", "", "b"),
+        ("<think>though</think>b", "though", "b"),
+        ("thought", "", "thought"),
+    ],
+)
+def test_the_label_of_thinking_is_no_thought(text: str, reasoning: str, content: str) -> None:
+    pieces = run(text, answer(Shape(thinking=Thinking("<think>", "</think>", label="thought"))))
+    assert (texts(pieces, "reasoning"), texts(pieces)) == (reasoning, content)
+
+
 def test_thinking_is_sent_before_content() -> None:
     pieces = run("<think>hello world</think>hello", answer(Shape(thinking=THINK)))
     assert [(p.text, p.channel) for p in pieces if isinstance(p, TextPiece)] == [

@@ -70,6 +70,19 @@ def test_thinking_starts_where_the_prompt_ends(prompt: str, start: str) -> None:
     assert thinking and thinking.start == start
 
 
+@pytest.mark.parametrize(
+    ("prompt", "start"),
+    [
+        ("<|turn>model\n", "undecided"),
+        ("<|turn>model\n<|channel>thought\n", "open"),
+        ("<|turn>model\n<|channel>thought\n<channel|>", "closed"),
+    ],
+)
+def test_thinking_of_gemma(prompt: str, start: str) -> None:
+    thinking = dialect("{{ tools }}<|channel>thought\n<channel|>").shape(prompt, Wishes()).thinking
+    assert thinking and (thinking.open, thinking.label, thinking.start) == ("<|channel>", "thought", start)
+
+
 def test_no_tools_are_read_when_none_may_be_called() -> None:
     shape = dialect(HERMES).shape("p", Wishes((ADD,), "none"))
     assert (shape.call_format, shape.call_grammar, shape.grammar) == ("", None, None)

@@ -19,7 +19,14 @@ from tests.text.walk import walk
 
 Parameters = dict[str, Any]
 
-each_format = pytest.mark.parametrize("name", ["qwen-coder", "glm"])
+ELEMENTS = {
+    "qwen-coder": ("<parameter", "</function>"),
+    "glm": ("<arg_key", "</tool_call>"),
+    "minimax": ("<parameter", "</invoke>"),
+}
+"""What begins an argument, and what ends all of them."""
+
+each_format = pytest.mark.parametrize("name", ELEMENTS)
 
 
 def of(schema: Any, **more: Any) -> Parameters:
@@ -121,8 +128,8 @@ def test_other_names_cannot_be_those_of_the_schema(name: str) -> None:
 def test_first_of_two_arguments_of_one_name_counts(name: str) -> None:
     tool, _ = held(name, {})
     first, second = call(name, y="1"), call(name, y="2")
-    start = first.index("<parameter" if name == "qwen-coder" else "<arg_key")
-    twice = first.replace("</function>" if name == "qwen-coder" else "</tool_call>", second[start:])
+    start, end = ELEMENTS[name]
+    twice = first.replace(end, second[first.index(start) :])
     assert arguments(name, tool, twice) == {"y": 1}
 
 
@@ -293,7 +300,7 @@ def test_end_of_an_element_in_json(name: str) -> None:
 @each_format
 def test_end_of_an_element_is_not_in_a_string(name: str) -> None:
     for schema in ({}, {"type": "string", "maxLength": 50}):
-        mark = "</parameter>" if name == "qwen-coder" else "</arg_value>"
+        mark = FORMATS[name].value_mark  # type: ignore[attr-defined]
         assert not allows(name, of(schema), x=mark)
 
 

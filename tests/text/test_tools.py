@@ -110,6 +110,33 @@ def _glm(calls: Iterable[Written]) -> str:
     )
 
 
+def _gemma(calls: Iterable[Written], open: str, close: str, quote: str) -> str:
+    def text(value: Any) -> str:
+        match value:
+            case str():
+                return f"{quote}{value}{quote}"
+            case dict():
+                return f"{{{','.join(f'{key}:{text(item)}' for key, item in value.items())}}}"
+            case list():
+                return f"[{','.join(map(text, value))}]"
+            case _:
+                return _json(value)
+
+    return "".join(f"{open}call:{name}{text(arguments)}{close}" for name, arguments in calls)
+
+
+def _minimax(calls: Iterable[Written]) -> str:
+    invoked = "".join(
+        f'<invoke name="{name}">\n'
+        + "".join(
+            f'<parameter name="{key}">{_element(value)}</parameter>\n' for key, value in arguments.items()
+        )
+        + "</invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{invoked}</minimax:tool_call>"
+
+
 def _harmony(calls: Iterable[Written]) -> str:
     return "".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
@@ -128,6 +155,9 @@ WRITERS: dict[str, Callable[[Iterable[Written]], str]] = {
     "deepseek-v31": lambda calls: _deepseek(calls, "{}<｜tool▁sep｜>", ""),  # noqa: RUF001
     "qwen-coder": _qwen_coder,
     "glm": _glm,
+    "gemma": lambda calls: _gemma(calls, *FORMATS["gemma"].markers),
+    "function-gemma": lambda calls: _gemma(calls, *FORMATS["function-gemma"].markers),
+    "minimax": _minimax,
     "harmony": _harmony,
 }
 
@@ -230,6 +260,9 @@ MALFORMED = {
     "deepseek-v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}x",  # noqa: RUF001
     "qwen-coder": "<tool_call>\n<function=now>\n<parameter=a>\n1\n</function>\n</tool_call>",
     "glm": "<tool_call>now\n<arg_key>a</arg_key></tool_call>",
+    "gemma": "<|tool_call>call:now{a}<tool_call|>",
+    "function-gemma": "<start_function_call>call:now{a:b}<end_function_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="now">\n</minimax:tool_call>',
     "harmony": "<|channel|>commentary to=functions.now<|message|>{x}<|call|>",
 }
 
@@ -431,6 +464,9 @@ def test_the_grammar_allows_what_the_model_was_taught(name: str, calls: list[Wri
         ("".join(FORMATS["deepseek-v3"].markers), "deepseek-v31"),
         ("<tool_call>\n<function=x>\n<parameter=y>", "qwen-coder"),
         ("<tool_call>{name}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>", "glm"),
+        ('<|tool_call>call:{name}{{ <|"|>{v}<|"|> }}<tool_call|>', "gemma"),
+        ("<start_function_call>call:{name}<escape>{v}<escape>", "function-gemma"),
+        ('<minimax:tool_call>\n<invoke name="x">', "minimax"),
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("{{ messages }}", None),
     ],

@@ -86,6 +86,10 @@ class ParameterFormat(Format):
     def end(self, mark: Callable[[str], str]) -> str:
         """Lark for what ends a value."""
 
+    def series(self, mark: Callable[[str], str], *, parallel: bool) -> list[str]:
+        """Lark for the rule ``calls``, made of the rule ``call``."""
+        return [series("call", '"\\n"', parallel=parallel)]
+
     @abstractmethod
     def call(self, calls: str, mark: Callable[[str], str]) -> str:
         """Lark for a call, of which ``calls`` is the inner part."""
@@ -97,7 +101,7 @@ class ParameterFormat(Format):
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], *, parallel: bool) -> str:
         """Raises UnsupportedSchema for a tool whose arguments cannot be enforced in this way to write."""
         rules = [
-            series("call", '"\\n"', parallel=parallel),
+            *self.series(mark, parallel=parallel),
             f"call: {self.call(one_of_calls(tools), mark)}",
             any_rule(self.value_mark),
         ]
