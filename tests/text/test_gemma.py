@@ -82,9 +82,28 @@ def test_a_schema_may_refer_to_itself() -> None:
 
 
 def test_references_may_lead_far() -> None:
-    chain: dict[str, Any] = {f"n{index}": {"$ref": f"#/$defs/n{index + 1}"} for index in range(3000)}
-    tool = Tool("f", obj("x", x={"$ref": "#/$defs/n0"}) | {"$defs": chain | {"n3000": {"const": 7}}})
-    assert rules_of(tool, special=True).count("\n") > 3000
+    chain = {f"n{index}": obj("n", n={"$ref": f"#/$defs/n{index + 1}"}) for index in range(1500)}
+    schema = obj("x", x={"$ref": "#/$defs/n0"}) | {"$defs": chain | {"n1500": {"const": 7}}}
+    assert rules_of(Tool("f", schema), special=True).count("\n") > 1500
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (obj("x", x={"$ref": "#/$defs/x"}) | {"$defs": {"x": {"$ref": "#/$defs/x"}}}, "#/$defs/x"),
+        (obj("x", x={"$ref": "#/$defs/y"}), "#/$defs/y"),
+        (obj("x", x=False), "/properties/x"),
+        (obj("x", x={"type": "array", "items": False, "minItems": 1}), "/properties/x/minItems"),
+        (obj("x", x={"enum": ['a<|"|>b']}), "/properties/x"),
+        (obj("x", x={"type": "string", "enum": [1]}), "/properties/x"),
+        (obj("x", x={"anyOf": [False]}), "/properties/x/anyOf"),
+        (obj("a/b", **{"a/b": {"prefixItems": [True]}}), "/properties/a~1b/prefixItems"),
+    ],
+)
+def test_mistakes_are_named_by_their_place(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(UnsupportedSchema) as caught:
+        rules_of(Tool("f", schema), special=True)
+    assert f"at '{place}'" in caught.value.message
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -116,7 +116,7 @@ def _gemma(calls: Iterable[Written], open: str, close: str, quote: str) -> str:
             case str():
                 return f"{quote}{value}{quote}"
             case dict():
-                return f"{{{','.join(f'{key}:{text(item)}' for key, item in value.items())}}}"
+                return f"{{{','.join(f'{key}:{text(value[key])}' for key in sorted(value))}}}"
             case list():
                 return f"[{','.join(map(text, value))}]"
             case _:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from emlxd.text.grammar import MAX_SOURCE, embedded_schema
 from emlxd.text.json_schema import ENFORCED
 from emlxd.text.tools.raw_strings import KEYWORDS, Unenforceable, bounded
-from emlxd.text.tools.raw_values import any_rule
+from emlxd.text.tools.raw_values import MOST_HOPS, any_rule
 from emlxd.text.tools.schema_types import EVERY, named_types, target, type_of
 
 _NAME: Final = r"[^:,{}\[\]<>\"\s\x00-\x1f]([^:,{}\[\]<>\"\x00-\x1f]*[^:,{}\[\]<>\"\s\x00-\x1f])?"
@@ -91,10 +91,20 @@ class ValueRules:
 
     def _at(self, reference: str) -> str:
         """The rule for what ``reference`` points to. It is written later: references may go in circles."""
+        reference = self._followed(reference)
         if reference not in self._referred:
             self._referred[reference] = self._new_name()
             self._pending.append(reference)
         return self._referred[reference]
+
+    def _followed(self, reference: str) -> str:
+        """``reference``, or where it leads to if there is nothing but another one."""
+        for _ in range(MOST_HOPS):
+            schema = self._schema(reference)
+            if not isinstance(schema, dict) or ENFORCED & schema.keys() != {"$ref"}:
+                return reference
+            reference = schema["$ref"]
+        raise Unenforceable(f"'{reference}': references lead too far")
 
     def _schema(self, reference: str) -> Any:
         try:
@@ -108,9 +118,13 @@ class ValueRules:
             raise _unenforceable(at, "enum" if "enum" in asked else "const", "beside others")
         types = named_types(asked["type"]) if "type" in asked else EVERY
         values = asked["enum"] if "enum" in asked else [asked["const"]]
-        literals = [self._literal(value, at) for value in values if type_of(value) in types]
-        if not literals:
+        allowed = [value for value in values if type_of(value) in types]
+        if not allowed:
             raise Unenforceable(f"'{at}': there must be some value that is allowed")
+        literals = [self._literal(value, at) for value in allowed if not isinstance(value, str)]
+        texts = [self._text(value, at) for value in allowed if isinstance(value, str)]
+        if texts:
+            literals.append(self._quoted(" | ".join(dict.fromkeys(texts))))
         return self._rule(" | ".join(dict.fromkeys(literals)))
 
     def _typed(self, asked: Mapping[str, Any], at: str) -> str:
@@ -137,10 +151,14 @@ class ValueRules:
         if not bounds:
             return "any_string"
         try:
-            text = f"(({bounded(bounds)}) & ANY)"
+            return self._quoted(bounded(bounds))
         except Unenforceable as error:
             raise Unenforceable(f"'{at}': {error}") from None
+
+    def _quoted(self, texts: str) -> str:
+        """A string of ``texts``, Lark for a terminal: one of many is found faster there than by rules."""
         terminal = self._new_name().upper()
+        text = f"(({texts}) & ANY)"
         if self._quote.startswith('"'):
             self._add(terminal, f"{self._quote} {text} {self._quote}")
             return self._rule(terminal)
@@ -151,6 +169,8 @@ class ValueRules:
         items, least, most = asked.get("items", True), int(asked.get("minItems", 0)), asked.get("maxItems")
         if isinstance(items, list):
             raise _unenforceable(at, "items", "as a list")
+        if items is False and least:
+            raise _unenforceable(at, "minItems", "without items")
         if items is False or most == 0:
             return self._rule('"[" "]"')
         item = self._value(items, f"{at}/items")
@@ -166,7 +186,7 @@ class ValueRules:
         others = asked.get("additionalProperties", True)
         if asked.get("minProperties", 0) > len(set(required)):
             raise _unenforceable(at, "minProperties", "above the number of required properties")
-        names = list(dict.fromkeys([*properties, *required]))
+        names = sorted({*properties, *required}, key=lambda name: (name.lower(), name))  # as templates do
         members: list[tuple[str, bool]] = []
         for name in names:
             schema = properties.get(name, others)
@@ -190,7 +210,7 @@ class ValueRules:
         return f"{terminal} {value}"
 
     def _members(self, members: Sequence[tuple[str, bool]], free: str | None) -> str:
-        """Lark for members in their order, of which those that are not required may be left out."""
+        """Lark for members in this order, of which those that are not required may be left out."""
         more = f'("," {free})*' if free else ""
         starts = [f"{free} {more}"] if free else []
         optional = True
@@ -204,9 +224,7 @@ class ValueRules:
     def _literal(self, value: Any, at: str) -> str:
         match value:
             case str():
-                if self._mark in value:
-                    raise Unenforceable(f"'{at}': a value cannot have '{self._mark}' in it")
-                return " ".join([self._quote, *([json.dumps(value)] if value else []), self._quote])
+                return " ".join([self._quote, *([self._text(value, at)] if value else []), self._quote])
             case list():
                 items = ' "," '.join(self._literal(item, at) for item in value)
                 return f'"[" {items} "]"'
@@ -218,6 +236,11 @@ class ValueRules:
                 return f'"{{" {inner} "}}"'
             case _:
                 return json.dumps(json.dumps(value))
+
+    def _text(self, value: str, at: str) -> str:
+        if self._mark in value:
+            raise Unenforceable(f"'{at}': a value cannot have '{self._mark}' in it")
+        return json.dumps(value)
 
     def _rule(self, body: str) -> str:
         """The name of a rule for ``body``."""

@@ -32,7 +32,7 @@ _SCALARS: Final = MappingProxyType(
     }
 )
 _ANY: Final = "ANY"
-_MOST_HOPS: Final = 50
+MOST_HOPS: Final = 50
 
 
 def json_of(text: str, types: Types) -> str:
@@ -145,7 +145,7 @@ def _options(schema: Any, root: Any) -> list[Mapping[str, Any]]:
 
 def _asked(schema: Any, root: Any) -> Mapping[str, Any]:
     """The keywords of ``schema`` that ask for something, or of what it merely stands for."""
-    for _ in range(_MOST_HOPS):
+    for _ in range(MOST_HOPS):
         asked = {} if schema is True else {key: schema[key] for key in schema if key in ENFORCED}
         match asked:
             case {"$ref": reference} if len(asked) == 1:
