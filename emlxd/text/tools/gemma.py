@@ -84,6 +84,8 @@ class GemmaReader(TriggeredReader):
 
 
 class Gemma(Format):
+    """A format of this kind, by its marks; ``quote`` is around strings."""
+
     raw = True
 
     def __init__(self, name: str, open: str, close: str, quote: str) -> None:
