@@ -73,7 +73,7 @@ def checked(schema: Any, param: str) -> Any:
             raise _refusal("a schema must be an object or a boolean", place, param)
         for keyword, value in node.items():
             if problem := _problem(keyword, value):
-                raise _refusal(problem, f"{place}/{_escape(keyword)}", param)
+                raise _refusal(problem, f"{place}/{escaped_name(keyword)}", param)
         if problem := _too_few_names(node):
             raise _refusal(problem, f"{place}/minProperties", param)
         enumerated += len(node.get("enum", ()))
@@ -105,11 +105,11 @@ def places(schema: Any, keyword: str) -> list[str]:
 
 def _children(place: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyword, value in node.items():
-        here = f"{place}/{_escape(keyword)}"
+        here = f"{place}/{escaped_name(keyword)}"
         if keyword in _LIST and isinstance(value, list):
             yield from ((f"{here}/{index}", item) for index, item in enumerate(value))
         elif keyword in _MAP and isinstance(value, dict):
-            yield from ((f"{here}/{_escape(name)}", item) for name, item in value.items())
+            yield from ((f"{here}/{escaped_name(name)}", item) for name, item in value.items())
         elif keyword in _ONE:
             yield here, value
 
@@ -244,7 +244,13 @@ def _refusal(problem: str, place: str, param: str) -> UnsupportedSchema:
     return UnsupportedSchema(f"Invalid schema in '{param}' at '{place or '/'}': {problem}.", param=param)
 
 
-def _escape(name: str) -> str:
+def enforced(schema: Any) -> dict[str, Any]:
+    """The keywords of ``schema`` that ask for something."""
+    return {} if schema is True else {key: schema[key] for key in schema if key in ENFORCED}
+
+
+def escaped_name(name: str) -> str:
+    """``name`` as a part of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

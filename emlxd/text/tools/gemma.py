@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from emlxd.core import Tool
@@ -10,16 +10,15 @@ from emlxd.text.json_schema import UnsupportedSchema
 from emlxd.text.reader import Steps
 from emlxd.text.tools.format import Format, Malformed, TriggeredReader, one_of_calls
 from emlxd.text.tools.gemma_values import ValueRules, any_value_rules
-from emlxd.text.tools.json_calls import series
-from emlxd.text.tools.json_text import parsed, written
+from emlxd.text.tools.json_calls import CLOSERS, JsonCallReader, read_json, series
+from emlxd.text.tools.json_text import written
 from emlxd.text.tools.raw_strings import Unenforceable
 
 _CALL: Final = "call:"
-_CLOSERS: Final[Mapping[str, str]] = {"{": "}", "[": "]"}
 _NO_NAME: Final = frozenset('{}[]<>,"\n')
 
 
-class GemmaReader(TriggeredReader):
+class GemmaReader(JsonCallReader, TriggeredReader):
     """Passes arguments on as JSON."""
 
     def __init__(self, tools: Sequence[Tool], open: str, close: str, quote: str) -> None:
@@ -30,17 +29,17 @@ class GemmaReader(TriggeredReader):
         yield from self.skip_space()
         yield from self.expect(_CALL)
         self.begin_call((yield from self.before("{")).strip())
-        yield from self._arguments()
+        yield from self._members()
         yield from self.close_with(self._close)
 
-    def _arguments(self) -> Steps[None]:
+    def _members(self) -> Steps[None]:
         """An object, of which the brace has been read."""
         self.arguments("{")
         within, first = ["{"], True
         while within:
             yield from self.skip_space()
-            if (yield from self.skip(_CLOSERS[within[-1]])):
-                self.arguments(_CLOSERS[within.pop()])
+            if (yield from self.skip(CLOSERS[within[-1]])):
+                self.arguments(CLOSERS[within.pop()])
                 first = False
                 continue
             if not first:
@@ -49,7 +48,7 @@ class GemmaReader(TriggeredReader):
                 self.arguments(", ")
             if within[-1] == "{":
                 self.arguments(f"{written((yield from self._name()))}: ")
-            opened = yield from self.follows(*_CLOSERS)
+            opened = yield from self.follows(*CLOSERS)
             if opened:
                 self._at += 1
                 within.append(opened)
@@ -74,13 +73,7 @@ class GemmaReader(TriggeredReader):
         """The JSON of a value that has no others in it."""
         if (yield from self.skip(self._quote)):
             return written((yield from self.before(self._quote)))
-        start = self._at
-        while (yield from self.peek()) not in ("", *",]} \r\n\t"):
-            self._at += 1
-        try:
-            return written(parsed(self._text[start : self._at], nearest=True))
-        except ValueError:
-            raise Malformed from None
+        return written(read_json((yield from self.scalar())))
 
 
 class Gemma(Format):

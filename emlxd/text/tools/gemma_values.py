@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from emlxd.text.grammar import MAX_SOURCE, embedded_schema
-from emlxd.text.json_schema import ENFORCED
-from emlxd.text.tools.raw_strings import KEYWORDS, Unenforceable, bounded
-from emlxd.text.tools.raw_values import MOST_HOPS, any_rule
-from emlxd.text.tools.schema_types import EVERY, named_types, target, type_of
+from emlxd.text.json_schema import enforced, escaped_name
+from emlxd.text.tools.raw_strings import KEYWORDS, Unenforceable, bounded, other_than
+from emlxd.text.tools.raw_values import MOST_HOPS, any_rule, text_rules
+from emlxd.text.tools.schema_types import EVERY, named_types, names_of, target, type_of
 
 _NAME: Final = r"[^:,{}\[\]<>\"\s\x00-\x1f]([^:,{}\[\]<>\"\x00-\x1f]*[^:,{}\[\]<>\"\s\x00-\x1f])?"
 _SCALARS: Final = frozenset({"boolean", "integer", "null", "number"})
@@ -24,12 +24,9 @@ _ANY: Final = "anything"
 
 def any_value_rules(quote: str, mark: str) -> list[str]:
     """The rule for any value. ``quote`` is Lark for ``mark``, which is around strings."""
-    string = ["any_string: ANY_STRING", f"ANY_STRING: {quote} ANY {quote}"]
-    if not quote.startswith('"'):  # a special token cannot be part of a terminal
-        string = [f"any_string: {quote} ANY {quote}"]
     return [
         any_rule(mark),
-        *string,
+        *text_rules("any_string", "ANY", quote, quote),
         f"any_scalar: {embedded_schema({'type': ['boolean', 'null', 'number']})}",
         f'ANY_NAME: /{_NAME}/ ":"',
         f"{_ANY}: any_string | any_scalar | any_array | any_object",
@@ -66,7 +63,7 @@ class ValueRules:
         """Lark for a value of ``schema``, which lies ``at`` this JSON pointer."""
         if schema is False:
             raise Unenforceable(f"'{at}': no value is allowed, which cannot be enforced")
-        asked = {} if schema is True else {key: schema[key] for key in schema if key in ENFORCED}
+        asked = enforced(schema)
         if not asked:
             return _ANY
         for keyword in _CHOICES:
@@ -101,7 +98,7 @@ class ValueRules:
         """``reference``, or where it leads to if there is nothing but another one."""
         for _ in range(MOST_HOPS):
             schema = self._schema(reference)
-            if not isinstance(schema, dict) or ENFORCED & schema.keys() != {"$ref"}:
+            if schema is False or enforced(schema).keys() != {"$ref"}:
                 return reference
             reference = schema["$ref"]
         raise Unenforceable(f"'{reference}': references lead too far")
@@ -135,9 +132,7 @@ class ValueRules:
         options = []
         if scalars := types & _SCALARS:
             numbers = {key: asked[key] for key in _OF_NUMBERS & asked.keys()}
-            options.append(
-                self._rule(embedded_schema({"type": sorted(scalars - _covered(scalars)), **numbers}))
-            )
+            options.append(self._rule(embedded_schema({"type": names_of(scalars), **numbers})))
         if "string" in types:
             options.append(self._string(asked, at))
         if "array" in types:
@@ -157,13 +152,10 @@ class ValueRules:
 
     def _quoted(self, texts: str) -> str:
         """A string of ``texts``, Lark for a terminal: one of many is found faster there than by rules."""
-        terminal = self._new_name().upper()
-        text = f"(({texts}) & ANY)"
-        if self._quote.startswith('"'):
-            self._add(terminal, f"{self._quote} {text} {self._quote}")
-            return self._rule(terminal)
-        self._add(terminal, text)
-        return self._rule(f"{self._quote} {terminal} {self._quote}")
+        name = self._new_name()
+        for rule in text_rules(name, f"({texts}) & ANY", self._quote, self._quote):
+            self._append(rule)
+        return name
 
     def _array(self, asked: Mapping[str, Any], at: str) -> str:
         items, least, most = asked.get("items", True), int(asked.get("minItems", 0)), asked.get("maxItems")
@@ -194,7 +186,7 @@ class ValueRules:
                 continue
             if not _is_plain(name):
                 raise Unenforceable(f"'{at}/properties': the name {name!r} is not supported")
-            value = self._value(schema, f"{at}/properties/{name.replace('~', '~0').replace('/', '~1')}")
+            value = self._value(schema, f"{at}/properties/{escaped_name(name)}")
             members.append((f"{json.dumps(f'{name}:')} {value}", name in required))
         free = None if others is False else self._free(names, others, at)
         return self._rule(f'"{{" {self._members(members, free)} "}}"')
@@ -204,9 +196,8 @@ class ValueRules:
         value = self._value(schema, f"{at}/additionalProperties")
         if not names:
             return f"ANY_NAME {value}"
-        known = " | ".join(json.dumps(name) for name in names)
         terminal = self._new_name().upper()
-        self._add(terminal, f'(/{_NAME}/ & ~({known})) ":"')
+        self._add(terminal, f'{other_than(_NAME, names)} ":"')
         return f"{terminal} {value}"
 
     def _members(self, members: Sequence[tuple[str, bool]], free: str | None) -> str:
@@ -253,8 +244,11 @@ class ValueRules:
         return f"{self._prefix}_{self._names}"
 
     def _add(self, name: str, body: str) -> None:
-        self.rules.append(f"{name}: {body}")
-        self._size += len(self.rules[-1])
+        self._append(f"{name}: {body}")
+
+    def _append(self, rule: str) -> None:
+        self.rules.append(rule)
+        self._size += len(rule)
         if self._size > MAX_SOURCE:
             raise Unenforceable(f"'': more than {MAX_SOURCE} characters of a grammar are not supported")
 
@@ -262,11 +256,6 @@ class ValueRules:
 def _is_plain(name: str) -> bool:
     """Whether a reader finds ``name`` as it was written."""
     return bool(re.fullmatch(_NAME, name)) and name.isprintable()
-
-
-def _covered(types: frozenset[str]) -> frozenset[str]:
-    """What need not be named beside the others: "number" stands for integers too."""
-    return frozenset({"integer"}) if "number" in types else frozenset()
 
 
 def _unenforceable(at: str, keyword: str, how: str = "") -> Unenforceable:

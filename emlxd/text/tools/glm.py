@@ -19,14 +19,8 @@ class GlmReader(ParameterReader):
         start = self._at
         while (yield from self.peek()) not in ("", "\n", "<"):
             self._at += 1
-        self.begin_arguments(self._text[start : self._at].strip())
-        while True:
-            yield from self.skip_space()
-            if (yield from self.skip(_CLOSE)):
-                break
-            yield from self.expect(_KEY)
-            yield from self._pair()
-        self.end_arguments()
+        name = self._text[start : self._at].strip()
+        yield from self.read_arguments(name, _KEY, _CLOSE, self._pair)
 
     def _pair(self) -> Steps[None]:
         key = (yield from self.before(_KEY_END)).strip()

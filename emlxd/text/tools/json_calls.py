@@ -14,7 +14,7 @@ from emlxd.text.tools.json_text import escaped, parsed
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("type", "id")
-_CLOSERS: Final = {"{": "}", "[": "]"}
+CLOSERS: Final = {"{": "}", "[": "]"}
 
 
 class JsonCallReader(CallReader):
@@ -62,7 +62,7 @@ class JsonCallReader(CallReader):
         """A JSON value to ``sink``, as it comes. Where it ends is checked, not what is in it."""
         first = yield from self.peek()
         if first not in ('"', "{", "["):
-            sink((yield from self._scalar()))
+            sink((yield from self.scalar()))
             return
         closers: list[str] = []
         in_string = escaped = False
@@ -80,15 +80,16 @@ class JsonCallReader(CallReader):
                 escaped = character == "\\" and not escaped
             elif character == '"':
                 in_string = True
-            elif character in _CLOSERS:
-                closers.append(_CLOSERS[character])
+            elif character in CLOSERS:
+                closers.append(CLOSERS[character])
             elif character in "]}" and closers.pop() != character:
                 raise Malformed
             if not closers and not in_string:
                 break
         sink(self._text[start : self._at])
 
-    def _scalar(self) -> Steps[str]:
+    def scalar(self) -> Steps[str]:
+        """The text of a number or a word, up to what may follow it in JSON."""
         start = self._at
         while (yield from self.peek()) not in ("", *",]} \r\n\t"):
             self._at += 1
@@ -118,7 +119,7 @@ class JsonCallReader(CallReader):
         yield from self.value(parts.append)
         text = "".join(parts)
         if text.startswith('"'):  # an object as the text of a string
-            text = escaped(_parsed(text))
+            text = escaped(read_json(text))
         if early is None:
             self._complete(text)
         else:
@@ -141,10 +142,11 @@ class JsonCallReader(CallReader):
             raise Malformed
         parts: list[str] = []
         yield from self.value(parts.append)
-        return str(_parsed("".join(parts)))
+        return str(read_json("".join(parts)))
 
 
-def _parsed(text: str) -> Any:
+def read_json(text: str) -> Any:
+    """Its value. Raises Malformed."""
     try:
         return parsed(text, nearest=True)
     except ValueError:
@@ -152,7 +154,7 @@ def _parsed(text: str) -> Any:
 
 
 def _checked(text: str) -> None:
-    if not isinstance(_parsed(text), dict):
+    if not isinstance(read_json(text), dict):
         raise Malformed
 
 

@@ -29,15 +29,12 @@ class MiniMaxReader(ParameterReader):
         yield from self.close_with(_CLOSE)
 
     def _call(self) -> Steps[None]:
-        self.begin_arguments((yield from self.before(_NAME_END)))
-        while True:
-            yield from self.skip_space()
-            if (yield from self.skip(_CALL_END)):
-                break
-            yield from self.expect(_PARAMETER)
-            name = yield from self.before(_NAME_END)
-            self.argument(name, (yield from self.value_text(name, _PARAMETER_END)))
-        self.end_arguments()
+        name = yield from self.before(_NAME_END)
+        yield from self.read_arguments(name, _PARAMETER, _CALL_END, self._parameter)
+
+    def _parameter(self) -> Steps[None]:
+        name = yield from self.before(_NAME_END)
+        self.argument(name, (yield from self.value_text(name, _PARAMETER_END)))
 
 
 class MiniMax(ParameterFormat):
@@ -54,18 +51,12 @@ class MiniMax(ParameterFormat):
     def key(self, name: str) -> str:
         return f"{json.dumps(_PARAMETER)} {name} {json.dumps(_NAME_END)}"
 
-    def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
-        return f"{key} {value}"
-
     def end(self, mark: Callable[[str], str]) -> str:
         return f'"{_PARAMETER_END}\\n"'
 
     def series(self, mark: Callable[[str], str], *, parallel: bool) -> list[str]:
         all_calls = f'calls: {mark(_OPEN)} "\\n" items {mark(_CLOSE)}'
         return [all_calls, series("call", "", parallel=parallel, rule="items")]
-
-    def call(self, calls: str, mark: Callable[[str], str]) -> str:
-        return calls
 
     def inner_call(self, name: str, arguments: str) -> str:
         return f'{json.dumps(f"{_CALL}{name}{_NAME_END}")} "\\n" {arguments} "{_CALL_END}\\n"'

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from emlxd.core import Tool
 from emlxd.text.grammar import MAX_SOURCE
-from emlxd.text.json_schema import UnsupportedSchema
+from emlxd.text.json_schema import UnsupportedSchema, escaped_name
 from emlxd.text.reader import Steps
 from emlxd.text.tools.format import Format, Malformed, TriggeredReader, one_of_calls
 from emlxd.text.tools.json_calls import JsonCallReader, series
 from emlxd.text.tools.json_text import written
-from emlxd.text.tools.raw_strings import Unenforceable
+from emlxd.text.tools.raw_strings import Unenforceable, other_than
 from emlxd.text.tools.raw_values import any_rule, json_of, value_rules
-from emlxd.text.tools.schema_types import EVERY, Types, named_types, types_of
+from emlxd.text.tools.schema_types import EVERY, Types, named_types, names_of, types_of
 
 # What marks and the readers' ends of names leave of a name as it is.
 _NAME: Final = r"[^<>\s\x00-\x1f]([^<>\x00-\x1f]*[^<>\s\x00-\x1f])?"
@@ -34,7 +34,7 @@ _OF_ALL: Final = frozenset(
 class ParameterReader(JsonCallReader, TriggeredReader):
     """Collects arguments by their types. They are passed on as JSON, one at a time."""
 
-    def begin_arguments(self, name: str) -> None:
+    def _begin_arguments(self, name: str) -> None:
         self.begin_call(name)
         self._tool = self.tools[name]
         self._names: set[str] = set()
@@ -59,7 +59,15 @@ class ParameterReader(JsonCallReader, TriggeredReader):
         self._names.add(name)
         self.arguments(f"{lead}{written(name)}: {value}")
 
-    def end_arguments(self) -> None:
+    def read_arguments(self, name: str, begin: str, end: str, one: Callable[[], Steps[None]]) -> Steps[None]:
+        """All of the call of ``name``, each by ``one`` after ``begin``, up to ``end``."""
+        self._begin_arguments(name)
+        while True:
+            yield from self.skip_space()
+            if (yield from self.skip(end)):
+                break
+            yield from self.expect(begin)
+            yield from one()
         self.arguments("}" if self._names else "{}")
 
     def _types(self, name: str) -> Types:
@@ -78,9 +86,9 @@ class ParameterFormat(Format):
     def key(self, name: str) -> str:
         """Lark for a terminal with the name of an argument, which is Lark itself."""
 
-    @abstractmethod
     def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
         """Lark for an argument of the terminal ``key`` and the rule ``value``."""
+        return f"{key} {value}"
 
     @abstractmethod
     def end(self, mark: Callable[[str], str]) -> str:
@@ -90,9 +98,9 @@ class ParameterFormat(Format):
         """Lark for the rule ``calls``, made of the rule ``call``."""
         return [series("call", '"\\n"', parallel=parallel)]
 
-    @abstractmethod
     def call(self, calls: str, mark: Callable[[str], str]) -> str:
         """Lark for a call, of which ``calls`` is the inner part."""
+        return calls
 
     @abstractmethod
     def inner_call(self, name: str, arguments: str) -> str:
@@ -162,15 +170,14 @@ def _offered(parameters: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
 def _place(name: str | None) -> str:
     if name is None:
         return "/additionalProperties"
-    return f"/properties/{name.replace('~', '~0').replace('/', '~1')}"
+    return f"/properties/{escaped_name(name)}"
 
 
 def _name_rule(name: str | None, parameters: Mapping[str, Any]) -> str:
     """Lark for ``name``; if that is None, for a name that ``parameters`` does not have."""
     if name is not None:
         return json.dumps(name)
-    known = " | ".join(json.dumps(name) for name in [*_named(parameters), *_required(parameters)])
-    return f"(/{_NAME}/ & ~({known}))" if known else f"/{_NAME}/"
+    return other_than(_NAME, [*_named(parameters), *_required(parameters)])
 
 
 def _check_whole(tool: Tool) -> None:
@@ -214,5 +221,4 @@ def _is_plain(name: str) -> bool:
 
 def _type_alone(schema: Any, root: Any) -> Any:
     types = types_of(schema, root)
-    named = types - {"integer"} if "number" in types else types
-    return schema is not False and ({"type": sorted(named)} if named and types != EVERY else {})
+    return schema is not False and ({"type": names_of(types)} if types and types != EVERY else {})

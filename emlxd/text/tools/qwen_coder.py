@@ -20,14 +20,7 @@ class QwenCoderReader(ParameterReader):
             yield from self.skip_space()
             yield from self.expect(_FUNCTION)
         name = yield from self.before(">")
-        self.begin_arguments(name)
-        while True:
-            yield from self.skip_space()
-            if (yield from self.skip(_FUNCTION_END)):
-                break
-            yield from self.expect(_PARAMETER)
-            yield from self._parameter()
-        self.end_arguments()
+        yield from self.read_arguments(name, _PARAMETER, _FUNCTION_END, self._parameter)
         yield from self.skip_space()
         closed = yield from self.skip(_CLOSE)
         if trigger == _OPEN and not closed and (yield from self.more()):
@@ -52,9 +45,6 @@ class QwenCoder(ParameterFormat):
 
     def key(self, name: str) -> str:
         return f'"{_PARAMETER}" {name} ">\\n"'
-
-    def argument(self, key: str, value: str, mark: Callable[[str], str]) -> str:
-        return f"{key} {value}"
 
     def end(self, mark: Callable[[str], str]) -> str:
         return f'"\\n{_PARAMETER_END}\\n"'

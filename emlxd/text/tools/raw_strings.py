@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -68,6 +69,12 @@ def without(mark: str) -> str:
     for character in map(_in_class, reversed(mark[1:])):
         rest = f"(?:[^<{character}][^<]*{f'|[{character}]{rest}' if rest else ''})?"
     return f"/[^<]*(?:<{rest})*/"
+
+
+def other_than(pattern: str, texts: Sequence[str]) -> str:
+    """Lark for what ``pattern`` matches, but for ``texts``."""
+    known = " | ".join(map(json.dumps, texts))
+    return f"(/{pattern}/ & ~({known}))" if known else f"/{pattern}/"
 
 
 def _in_class(character: str) -> str:

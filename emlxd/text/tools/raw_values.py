@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from emlxd.text.grammar import embedded_schema
-from emlxd.text.json_schema import ENFORCED
+from emlxd.text.json_schema import enforced
 from emlxd.text.tools.json_text import parsed, written
 from emlxd.text.tools.raw_strings import KEYWORDS, Unenforceable, bounded, without
 from emlxd.text.tools.schema_types import (
@@ -67,10 +67,15 @@ def value_rules(rule: str, schema: Any, root: Any, end: str, mark: str) -> list[
         texts = _texts(schema, root, mark)
     except LookupError as error:
         raise Unenforceable(f"the reference {error} points to nothing") from None
+    return text_rules(rule, texts, end)
+
+
+def text_rules(rule: str, texts: str, end: str, start: str = "") -> list[str]:
+    """Lark for the rule ``rule``: one of ``texts``, Lark for a terminal, between ``start`` and ``end``."""
     text = rule.upper()
-    if end.startswith('"'):  # in one with the value, which could go on with the beginning of it
-        return [f"{rule}: {text}", f"{text}: ({texts}) {end}"]
-    return [f"{rule}: {text} {end}", f"{text}: {texts}"]
+    if end.startswith('"'):  # in one with the text, which could go on with the beginning of it
+        return [f"{rule}: {text}", f"{text}: {start} ({texts}) {end}"]
+    return [f"{rule}: {start} {text} {end}", f"{text}: {texts}"]
 
 
 @dataclass
@@ -146,7 +151,7 @@ def _options(schema: Any, root: Any) -> list[Mapping[str, Any]]:
 def _asked(schema: Any, root: Any) -> Mapping[str, Any]:
     """The keywords of ``schema`` that ask for something, or of what it merely stands for."""
     for _ in range(MOST_HOPS):
-        asked = {} if schema is True else {key: schema[key] for key in schema if key in ENFORCED}
+        asked = enforced(schema)
         match asked:
             case {"$ref": reference} if len(asked) == 1:
                 schema = target(reference, root)

@@ -50,6 +50,11 @@ def named_types(value: Any) -> Types:
     return frozenset([*names, "integer"] if "number" in names else names)
 
 
+def names_of(types: Types) -> list[str]:
+    """For the keyword ``type``, in which "number" stands for integers too."""
+    return sorted(types - {"integer"} if "number" in types else types)
+
+
 def target(reference: Any, root: Any) -> Any:
     """What a JSON pointer into ``root`` points to. Raises LookupError if that does not exist."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
