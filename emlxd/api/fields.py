@@ -73,7 +73,7 @@ def known_kind(*kinds: str) -> BeforeValidator:
         if not isinstance(value, dict):
             raise PydanticCustomError("object_type", "expected an object")
         if value.get("type") is None:
-            raise PydanticCustomError("missing_field", "missing", {"field": "type"})
+            raise missing("type")
         if value["type"] not in kinds:
             expected = " or ".join(f"'{kind}'" for kind in kinds)
             problem = f"type {shown(value['type'])} is not supported, expected {expected}"
@@ -81,6 +81,11 @@ def known_kind(*kinds: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def missing(field: str) -> PydanticCustomError:
+    """For a check of several fields: one that must be there with the others."""
+    return PydanticCustomError("missing_field", "missing", {"field": field})
 
 
 def field_error(field: str, problem: str) -> PydanticCustomError:

@@ -7,10 +7,18 @@ from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
-from pydantic_core import PydanticCustomError
 
 from emlxd.api.conversation import assistant, said, tool_call, tool_result
-from emlxd.api.fields import Body, Items, Refusals, SamplingBody, kind_tag, known_kind, one_or_several
+from emlxd.api.fields import (
+    Body,
+    Items,
+    Refusals,
+    SamplingBody,
+    kind_tag,
+    known_kind,
+    missing,
+    one_or_several,
+)
 from emlxd.api.json_values import Json
 from emlxd.api.shapes import FormatName, HeldBody, ThinkingBody
 from emlxd.api.tools import Name, ToolsBody
@@ -122,9 +130,10 @@ class TextFormat(Body):
 
     @model_validator(mode="after")
     def _schema_of_its_type(self) -> TextFormat:
-        for field, value in (("name", self.name), ("schema", self.schema_)):
-            if self.type == "json_schema" and value is None:
-                raise PydanticCustomError("missing_field", "missing", {"field": field})
+        if self.type == "json_schema":
+            for field, value in (("name", self.name), ("schema", self.schema_)):
+                if value is None:
+                    raise missing(field)
         return self
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from emlxd.api.fields import Body, GenerationBody, Items, Refusals, field_error
+from emlxd.api.fields import Body, GenerationBody, Items, Refusals, field_error, missing
 from emlxd.api.json_values import json_type
 from emlxd.api.mistakes import shown
 from emlxd.api.shapes import FormatBody, ThinkingBody, ToolSpec
@@ -84,11 +84,11 @@ class Message(Body):
         if self.role == "assistant":
             says = says or bool(self.tool_calls or self.function_call or self.refusal is not None)
         if not says:
-            raise PydanticCustomError("missing_field", "missing", {"field": "content"})
+            raise missing("content")
         if self.role == "tool" and self.tool_call_id is None:
-            raise PydanticCustomError("missing_field", "missing", {"field": "tool_call_id"})
+            raise missing("tool_call_id")
         if self.role == "function" and self.name is None:
-            raise PydanticCustomError("missing_field", "missing", {"field": "name"})
+            raise missing("name")
         return self
 
     def for_template(self) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from emlxd.api.fields import Body, Items, field_error
+from emlxd.api.fields import Body, Items, field_error, missing
 from emlxd.api.json_values import Json
 from emlxd.api.tools import Calling, Name
 from emlxd.core import Grammar
@@ -69,7 +68,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _schema_of_its_type(self) -> ResponseFormat:
         if self.type == "json_schema" and self.json_schema is None:
-            raise PydanticCustomError("missing_field", "missing", {"field": "json_schema"})
+            raise missing("json_schema")
         return self
 
     @property
