@@ -37,13 +37,6 @@ class Place:
         """int32 [B, L]"""
         return self.starts[:, None] + mx.arange(self.length, dtype=mx.int32)
 
-    def within(self, size: int) -> mx.array:
-        """The same below ``size``, int32 [B, L]: MLX does not check indices, and padding may be past the end.
-
-        It is at the last position then, which only the token there looks at, and no token comes after it.
-        """
-        return self.positions if self.length == 1 else mx.minimum(self.positions, size - 1)
-
     def visible(self, back: int | None = None, size: int | None = None) -> mx.array:
         """bool [B, 1, L, size]: a token sees itself and the ``back`` - 1 tokens before it, or all of them.
 
@@ -93,6 +86,16 @@ class Attention(Protocol):
         """
 
 
+def positions_within(starts: mx.array, length: int, size: int) -> mx.array:
+    """Those of ``length`` tokens a row, below ``size``, int32 [B, L].
+
+    MLX does not check indices, and padding may be past the end. It is at the last position then, which only
+    the token there looks at, and no token comes after it.
+    """
+    positions = starts[:, None] + mx.arange(length, dtype=mx.int32)
+    return positions if length == 1 else mx.minimum(positions, size - 1)
+
+
 Cells = tuple[mx.array, mx.array, mx.array]
 """The indices of what a step writes of a cache [slots, H, positions, head_dim]: [B, H, L] together."""
 
@@ -102,7 +105,7 @@ def cells(place: Place, heads: int, size: int, ring: int | None = None) -> Cells
     rows = place.rows
     if isinstance(rows, slice):
         rows = mx.arange(rows.start, rows.stop, dtype=mx.int32)
-    at = place.within(size) if ring is None else _in_ring(place, ring)
+    at = positions_within(place.starts, place.length, size) if ring is None else _in_ring(place, ring)
     return rows[:, None, None], mx.arange(heads, dtype=mx.int32)[None, :, None], at[:, None, :]
 
 

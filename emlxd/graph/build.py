@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mlx.core as mx
 
 from emlxd.graph.activations import Functions
@@ -83,7 +85,7 @@ def _attention(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, rope
             queries=_queries_alone(take, spec, layer, prefix),
             out=out,
             head_dim=layer.head_dim,
-            norm=_query_norm(take, spec, layer, prefix),
+            norm=_head_norm(take, spec, layer, prefix, {"q_norm": spec.heads}) if spec.qk_norm else None,
             rope=rope,
             window=layer.window,
             ring=layer.ring,
@@ -115,14 +117,6 @@ def _queries_alone(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) 
     return Parallel((take.linear(f"{prefix}.q_proj", rows, spec.hidden_size, spec.qkv_bias),))
 
 
-def _query_norm(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> HeadNorm | None:
-    if spec.qk_norm is None:
-        return None
-    norm = spec.qk_norm_spec or spec.norm
-    weight = take.norm(f"{prefix}.q_norm", norm, layer.head_dim).weight
-    return take.evaluated(HeadNorm(norm, mx.broadcast_to(weight, (spec.heads, layer.head_dim))))
-
-
 def _qkv(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> Parallel:
     hidden, q, kv = spec.hidden_size, spec.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     if take.has(f"{prefix}.qkv_proj.weight"):
@@ -144,18 +138,26 @@ def _qkv(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> Paralle
 
 
 def _qk_norm(take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str) -> HeadNorm | AllHeadsNorm | None:
-    norm, dim = spec.qk_norm_spec or spec.norm, layer.head_dim
     if spec.qk_norm is None:
         return None
     if spec.qk_norm == "all_heads":
+        norm, dim = spec.qk_norm_spec or spec.norm, layer.head_dim
         return AllHeadsNorm(
             take.norm(f"{prefix}.q_norm", norm, spec.heads * dim),
             take.norm(f"{prefix}.k_norm", norm, layer.kv_heads * dim),
             spec.heads,
         )
+    return _head_norm(take, spec, layer, prefix, {"q_norm": spec.heads, "k_norm": layer.kv_heads})
+
+
+def _head_norm(
+    take: Taker, spec: ModelSpec, layer: LayerSpec, prefix: str, places: Mapping[str, int]
+) -> HeadNorm:
+    """Of the heads at these ``places``, so many each."""
+    norm, dim = spec.qk_norm_spec or spec.norm, layer.head_dim
     parts = [
         mx.broadcast_to(_head_weight(take, f"{prefix}.{name}", spec, norm, heads, dim), (heads, dim))
-        for name, heads in (("q_norm", spec.heads), ("k_norm", layer.kv_heads))
+        for name, heads in places.items()
     ]
     return take.evaluated(HeadNorm(norm, mx.concatenate(parts)))
 

@@ -29,12 +29,7 @@ def _gpt_oss_layer(c: Config, i: int) -> dict[str, Any]:
 
 
 def _deepseek_layer(c: Config, i: int) -> dict[str, Any]:
-    rope = parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=True)
-    return {"rope": rope, "experts": parts.routed_experts(c, i)}
-
-
-def _latent(c: Config) -> dict[str, Any]:
-    return parts.latent(c, eps=parts.norm_eps(c))
+    return {"rope": parts.latent_rope(c), "experts": parts.routed_experts(c, i)}
 
 
 def _afmoe_layer(c: Config, i: int) -> dict[str, Any]:
@@ -100,8 +95,7 @@ def _minimax_layer(c: Config, i: int) -> dict[str, Any]:
 
 
 def _mistral4_layer(c: Config, i: int) -> dict[str, Any]:
-    traditional = bool(c.get("rope_interleave", True))
-    rope = parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=traditional)
+    rope = parts.latent_rope(c, traditional=bool(c.get("rope_interleave", True)))
     experts = parts.routed_experts({"topk_method": "group_limited_greedy", **c}, i)
     return {"rope": rope, "experts": experts and replace(experts, group_score="best_two")}
 
@@ -180,7 +174,7 @@ WITH_EXPERTS: Final[Mapping[str, Family]] = {
     ),
     "glm4_moe_lite": Family(
         "GLM 4.7 Flash",
-        _latent,
+        parts.latent_own_eps,
         _deepseek_layer,
         defaults=_SIGMOID | {"norm_topk_prob": True, "first_k_dense_replace": 1},
     ),

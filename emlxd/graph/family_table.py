@@ -166,11 +166,6 @@ def _internlm3(c: Config) -> dict[str, Any]:
     return {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bool(c.get("bias", False))}
 
 
-def _youtu_layer(c: Config, i: int) -> dict[str, Any]:
-    traditional = bool(c.get("rope_traditional", True))
-    return {"rope": parts.rope(c, dims=int(c["qk_rope_head_dim"]), traditional=traditional)}
-
-
 def _minicpm(c: Config) -> dict[str, Any]:
     return {
         "embedding_scale": float(c["scale_emb"]),
@@ -334,8 +329,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "youtu_llm": Family(
         "Youtu-LLM",
-        lambda c: parts.latent(c, eps=parts.norm_eps(c)),
-        _youtu_layer,
+        parts.latent_own_eps,
+        lambda c, _: {"rope": parts.latent_rope(c, traditional=bool(c.get("rope_traditional", True)))},
         defaults={"tie_word_embeddings": True},
     ),
     **WITH_EXPERTS,

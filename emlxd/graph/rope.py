@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
+from emlxd.graph.attention import positions_within
 from emlxd.graph.spec import RopeSpec
 
 Rotate = Callable[[mx.array], mx.array]
@@ -180,9 +181,7 @@ class TableRope:
         mx.eval(self._cos, self._sin)
 
     def at(self, starts: mx.array, length: int) -> Rotate:
-        positions = starts[:, None] + mx.arange(length, dtype=mx.int32)
-        if length > 1:  # MLX does not check indices, and padding may be past the end
-            positions = mx.minimum(positions, len(self._cos) - 1)
+        positions = positions_within(starts, length, len(self._cos))
         cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
         dims = self._spec.dims
 

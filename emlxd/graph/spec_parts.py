@@ -270,6 +270,16 @@ def granite(c: Config) -> dict[str, Any]:
     }
 
 
+def latent_rope(c: Config, *, traditional: bool = True) -> RopeSpec:
+    """Of the part of a head that is rotated."""
+    return rope(c, dims=int(c["qk_rope_head_dim"]), traditional=traditional)
+
+
+def latent_own_eps(c: Config) -> dict[str, Any]:
+    """``latent``, whose norms are as exact as the model's others."""
+    return latent(c, eps=norm_eps(c))
+
+
 def latent(c: Config, *, eps: float = 1e-6) -> dict[str, Any]:
     """Fields of a ``ModelSpec`` with multi-head latent attention; ``eps`` is that of its norms."""
     plain, rotated = int(c["qk_nope_head_dim"]), int(c["qk_rope_head_dim"])
