@@ -30,7 +30,7 @@ from emlxd.memory import Needs
 from emlxd.worker.load import Model
 from emlxd.worker.worker import Worker, WorkerOptions
 from tests.worker.fakes import FakeRunner
-from tests.worker.test_worker import LETTERS, letters_tokenizer
+from tests.worker.fakes import LETTERS, letters_tokenizer
 
 class Runner(FakeRunner):
     def prefill(self, rows):

@@ -23,8 +23,7 @@ from emlxd.worker.load import Model
 from emlxd.worker.worker import Worker, WorkerOptions
 from tests.api.conftest import Server, start_server
 from tests.residents import model
-from tests.worker.fakes import FakeRunner
-from tests.worker.test_worker import LETTERS, letters_tokenizer
+from tests.worker.fakes import LETTERS, FakeRunner, letters_tokenizer
 
 MAX_CONTEXT = 1024
 MEMORY = {"active": 11, "peak": 22, "cached": 33}

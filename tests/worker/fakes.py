@@ -9,14 +9,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from emlxd.core import TokenLogprob
 from emlxd.graph.batch import BLOCK_TOKENS, PrefillRow, StepOutput
+from emlxd.text.tokenizer import Tokenizer
+from emlxd.text.vocabulary import Vocabulary
 from emlxd.worker.model_thread import ModelThread
 
 # (prompt and answer so far) -> next token
 Rule = Callable[[Sequence[int]], int]
 VOCAB = 128
+
+LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
+END = LETTERS["."]
+
+
+def letters_tokenizer() -> Tokenizer:
+    backend = Backend(models.BPE(vocab=LETTERS, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(Vocabulary(backend, bos_id=None, eos_ids=frozenset({END})))
 
 
 def end_as_it_is_asked(worker: ModelThread[Any], monkeypatch: pytest.MonkeyPatch) -> None:

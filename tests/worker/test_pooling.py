@@ -16,8 +16,7 @@ from emlxd.errors import ModelFormatError, QueueFull, RequestError, RequestTimed
 from emlxd.worker.gate import Gate
 from emlxd.worker.pooling import EmbeddingWorker, PoolingModel, RerankWorker
 from emlxd.worker.pooling_jobs import ROUND, SHARE
-from tests.worker.fakes import assert_freed_in_turn, end_as_it_is_asked
-from tests.worker.test_worker import letters_tokenizer
+from tests.worker.fakes import assert_freed_in_turn, end_as_it_is_asked, letters_tokenizer
 
 PROMPTS = {"query": "q", "document": ""}
 

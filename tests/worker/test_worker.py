@@ -5,70 +5,31 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from emlxd.config import ModelSettings, Source
-from emlxd.core import Failed, Finished, GenerateRequest, ModelInfo, SamplingParams, Shape, TextPiece
+from emlxd.core import Failed, Finished, GenerateRequest, Shape, TextPiece
 from emlxd.errors import ModelFormatError, QueueFull, RequestError, Unavailable
-from emlxd.text.chat_template import ChatTemplate
 from emlxd.text.dialect import Dialect, Wishes
 from emlxd.text.tokenizer import Tokenizer
-from emlxd.text.vocabulary import Vocabulary
 from emlxd.worker.disk_cache import DiskCache
 from emlxd.worker.engine import Engine
 from emlxd.worker.gate import Gate
 from emlxd.worker.load import Model
-from emlxd.worker.mailbox import Generation
 from emlxd.worker.model_thread import LONG_TEXT
 from emlxd.worker.worker import Worker, WorkerOptions
-from tests.worker.fakes import FakeRunner, assert_freed_in_turn, end_as_it_is_asked
-
-LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz.")}
-END = LETTERS["."]
-
-
-def letters_tokenizer() -> Tokenizer:
-    backend = Backend(models.BPE(vocab=LETTERS, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(Vocabulary(backend, bos_id=None, eos_ids=frozenset({END})))
-
-
-class GatedRunner(FakeRunner):
-    """A runner whose steps finish when the test says so."""
-
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots, lambda tokens: len(tokens) % 26)
-        self.steps = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
-        self.threads: set[str] = set()
-
-    def forward(self, positions: Sequence[int | None]) -> None:
-        self.begun.release()
-        self.threads.add(threading.current_thread().name)
-        assert self.steps.acquire(timeout=20)
-        super().forward(positions)
+from tests.worker.fakes import assert_freed_in_turn, end_as_it_is_asked
+from tests.worker.gated import GatedRunner, begun, fake_model, read, request
 
 
 @pytest.fixture
 def runner() -> GatedRunner:
     return GatedRunner(2)
-
-
-def fake_model(runner: GatedRunner, template: str | None = None) -> Model:
-    return Model(
-        ModelInfo("fake", 4096, 2, len(LETTERS), SamplingParams()),
-        runner,
-        letters_tokenizer(),
-        ChatTemplate(template, {}) if template else None,
-    )
 
 
 MakeWorker = Callable[..., Worker]
@@ -88,19 +49,6 @@ async def make_worker(runner: GatedRunner) -> AsyncIterator[MakeWorker]:
     runner.steps.release(10_000)
     for worker in workers:
         await worker.close()
-
-
-def request(id: str = "r", max_tokens: int = 4) -> GenerateRequest:
-    return GenerateRequest(id, (0, 1, 2), max_tokens, chunking="token")
-
-
-async def begun(runner: GatedRunner) -> None:
-    """Waits until the worker has begun its next forward pass."""
-    assert await asyncio.to_thread(runner.begun.acquire, timeout=20)
-
-
-async def read(generation: Generation) -> list[object]:
-    return [event async for event in generation]
 
 
 async def test_events_reach_the_loop_in_order(make_worker: MakeWorker, runner: GatedRunner) -> None:
